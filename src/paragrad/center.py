@@ -1,0 +1,544 @@
+"""The central variable: value, clock, ledger, leases and the scheme's slots, in two buffers and a flip.
+
+One process applies commits. It writes the next state into the spare buffer and then moves one number, so that
+whoever reads the center, at whatever moment it or its reader is killed, finds one whole state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from paragrad.data.leases import Leases
+from paragrad.errors import Diverged, UsageError
+from paragrad.replica import Slots
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import Commit, Reply, Vector
+
+BLOCK = 131_072
+"""Elements that an element-wise scheme is run on at a time: a few such blocks fit a core's cache."""
+
+PATIENCE = 3
+"""Refused commits in a row from one worker that end a run as diverged."""
+
+Allocate: TypeAlias = Callable[[str, int, torch.dtype], Vector]
+"""(name, length, dtype) -> zeros; an engine gives shared memory here."""
+
+
+def private(name: str, length: int, dtype: torch.dtype) -> Vector:
+    """Ordinary memory of this process."""
+    return torch.zeros(length, dtype=dtype)
+
+
+class VectorOptimizer(Protocol):
+    """An optimiser of the center's value, for schemes that ship gradients."""
+
+    def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
+        """One step, in place, with the learning rate scaled."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Its state as named tensors."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of ``state``."""
+
+
+@dataclass
+class State:
+    """One of the two buffers."""
+
+    value: Vector
+    buffers: Vector
+    integers: Vector
+    slots: dict[str, Vector]
+    numbers: torch.Tensor
+    """The clock, then the last applied sequence of each worker."""
+
+
+@dataclass
+class Counts:
+    """What has happened at the center so far."""
+
+    commits: int = 0
+    refused: int = 0
+    dropped: int = 0
+    duplicates: int = 0
+    steps: int = 0
+    rows: int = 0
+
+
+@dataclass
+class _Pending:
+    """An answer that is owed to a worker."""
+
+    sequence: int
+    own: bool
+    version: int
+    applied: bool = True
+
+
+class Center:
+    """The one thing that is changed in place, and only by ``join``, ``receive`` and ``leave``.
+
+    Each of them returns the replies that have become due; ``applied`` is called with every commit that enters.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        start: Vector,
+        *,
+        workers: int,
+        leases: Leases,
+        buffers: Vector | None = None,
+        integers: Vector | None = None,
+        optimizer: VectorOptimizer | None = None,
+        allocate: Allocate = private,
+    ) -> None:
+        quorum = scheme.quorum(workers)
+        if not 1 <= quorum <= workers:
+            raise UsageError(f"{scheme!r} needs a quorum of {quorum} commits from {workers} workers; it must be 1 to {workers}.")
+        self.scheme = scheme
+        self.workers = workers
+        self.leases = leases
+        self.optimizer = optimizer
+        self.counts = Counts()
+        self.applied: Callable[[Commit], None] = lambda commit: None
+        self.refused: Callable[[Commit, str], None] = lambda commit, why: None
+        self.speeds = [0.0] * workers
+        self.commits_of = [0] * workers
+        self.live: set[int] = set()
+        self.control = allocate("control", 2, torch.int64)
+        self._states = [self._make_state(i, start, buffers, integers, allocate) for i in (0, 1)]
+        if scheme.aliased:
+            self._states[1].value = self._states[0].value
+        owns = scheme.answers == "own" or scheme.remembers or quorum == 1
+        self.answers = (
+            [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
+        )
+        self._aligned = scheme.held and quorum > 1
+        self._round: list[Commit] = []
+        self._owed: dict[int, _Pending] = {}
+        self._incarnations = [0] * workers
+        self._refusals = [0] * workers
+
+    def _make_state(
+        self, index: int, start: Vector, buffers: Vector | None, integers: Vector | None, allocate: Allocate
+    ) -> State:
+        state = State(
+            value=allocate(f"value{index}", start.numel(), start.dtype),
+            buffers=allocate(f"buffers{index}", 0 if buffers is None else buffers.numel(), start.dtype),
+            integers=allocate(f"integers{index}", 0 if integers is None else integers.numel(), torch.int64),
+            slots={name: allocate(f"{name}{index}", start.numel(), start.dtype) for name in self.scheme.center_slots},
+            numbers=allocate(f"numbers{index}", 1 + self.workers, torch.int64),
+        )
+        state.value.copy_(start)
+        if buffers is not None:
+            state.buffers.copy_(buffers)
+        if integers is not None:
+            state.integers.copy_(integers)
+        return state
+
+    # -- what others may read -------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The current buffer."""
+        return self._states[int(self.control[0]) & 1]
+
+    @property
+    def value(self) -> Vector:
+        """The central variable; not to be written to."""
+        return self.state.value
+
+    @property
+    def clock(self) -> int:
+        """Updates applied so far."""
+        return int(self.state.numbers[0])
+
+    def last(self, worker: int) -> int:
+        """The sequence of the worker's last applied commit."""
+        return int(self.state.numbers[1 + worker])
+
+    @property
+    def working(self) -> list[int]:
+        """Live workers that hold leases or have a commit in the round."""
+        here = {commit.worker for commit in self._round}
+        return sorted(w for w in self.live if w in here or self.leases.held(w))
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's mini-batches that have been used."""
+        return self.leases.used / self.leases.total
+
+    # -- what workers do ------------------------------------------------------------------------------------
+
+    def join(self, worker: int, incarnation: int = 0) -> list[Reply]:
+        """A worker, or the replacement of a lost one, is there and wants to begin."""
+        self._check_rank(worker)
+        self._incarnations[worker] = incarnation
+        self.live.add(worker)
+        pending = _Pending(sequence=-1 - incarnation, own=False, version=self.clock)
+        if any(commit.worker == worker for commit in self._round) and self.scheme.held:
+            # Its predecessor's commit waits in the round: it counts, and the newcomer begins after it.
+            self._owed[worker] = pending
+            return []
+        self.leases.give_back(worker)
+        self._owed[worker] = pending
+        return self._release()
+
+    def leave(self, worker: int) -> list[Reply]:
+        """A worker is gone and will not be replaced: nobody waits for it, others do its rows."""
+        self._check_rank(worker)
+        self.live.discard(worker)
+        self._owed.pop(worker, None)
+        self.leases.abandon(worker)
+        return self._advance()
+
+    def receive(self, commit: Commit) -> list[Reply]:
+        """Take one commit: exactly once, only if it is sound, and apply the round that it completes."""
+        self._check_rank(commit.worker)
+        state = self.state
+        expected = self._part(commit.part)
+        if commit.value.numel() != expected[1] - expected[0]:
+            raise UsageError(
+                f"Worker {commit.worker} committed {commit.value.numel():,} values, but the center has "
+                f"{expected[1] - expected[0]:,}. Every worker must build the same model."
+            )
+        if commit.sequence <= int(state.numbers[1 + commit.worker]) or any(
+            c.worker == commit.worker and c.sequence == commit.sequence for c in self._round
+        ):
+            self.counts.duplicates += 1
+            if any(c.worker == commit.worker for c in self._round) and self.scheme.held:
+                return []
+            own = self.scheme.answers == "own"
+            return [self._reply(commit.worker, _Pending(commit.sequence, own=own, version=self.clock), batches=())]
+        late = self.scheme.late == "drop" and commit.version < self.clock
+        if late or not self._sound(commit):
+            return self._turn_away(commit, late=late)
+        self._refusals[commit.worker] = 0
+        gathers = self.scheme.quorum(self.workers) > 1
+        if gathers and not self.scheme.held:
+            commit = changed(commit, value=commit.value.clone(), also={k: v.clone() for k, v in commit.also.items()})
+        self._round.append(commit)
+        self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock)
+        if gathers and not self.scheme.held:
+            return self._release() + self._advance()
+        return self._advance()
+
+    # -- the round ------------------------------------------------------------------------------------------
+
+    def _advance(self) -> list[Reply]:
+        """Apply the round if it is complete, and hand out what is owed."""
+        if self._complete():
+            self._apply_round()
+        return self._release()
+
+    def _complete(self) -> bool:
+        if not self._round:
+            return False
+        here = {commit.worker for commit in self._round}
+        quorum = self.scheme.quorum(self.workers)
+        if not self.scheme.held:
+            at_work = any(w in self.live and len(self.leases.held(w)) > self._in_round(w) for w in range(self.workers))
+            return len(self._round) >= quorum or not at_work
+        coming = sum(1 for w in self.live if w not in here and self.leases.held(w))
+        return len(here) >= min(quorum, len(here) + coming)
+
+    def _in_round(self, worker: int) -> int:
+        return sum(len(commit.batches) for commit in self._round if commit.worker == worker)
+
+    def _apply_round(self) -> None:
+        commits = sorted(self._round, key=lambda c: (c.worker, c.sequence))
+        self._round = []
+        clock = self.clock
+        for commit in commits:
+            commit.staleness = clock - commit.version
+        now, spare = self.state, self._states[1 - (int(self.control[0]) & 1)]
+        self.control[1] = int(self.control[0]) + 2  # from here on a reader of the spare must try again
+        self._compute(now, spare, commits)
+        self._average_buffers(now, spare, commits)
+        spare.numbers.copy_(now.numbers)
+        spare.numbers[0] = clock + 1
+        for commit in commits:
+            spare.numbers[1 + commit.worker] = commit.sequence
+            self.leases.retire(commit.worker, commit.batches)
+        self.control[0] = int(self.control[0]) + 1
+        for commit in commits:
+            self._note(commit)
+            if self.scheme.held and commit.worker in self._owed:
+                owed = self._owed[commit.worker]
+                # A newcomer that took a lost worker's place begins from the center, whatever the answer was.
+                owed.own = bool(self.answers) and owed.sequence >= 0
+                owed.version = clock + 1
+
+    def _compute(self, now: State, spare: State, commits: list[Commit]) -> None:
+        lo, hi = self._part(commits[0].part)
+        if (lo, hi) != (0, now.value.numel()):
+            spare.value.copy_(now.value)
+            for name, slot in spare.slots.items():
+                slot.copy_(now.slots[name])
+        size = BLOCK if self.scheme.elementwise else max(1, hi - lo)
+        for start in range(lo, max(hi, lo + 1), size):
+            stop = min(start + size, hi)
+            view = View(self, now, spare, start, stop)
+            answer = self.scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
+            view.settle()
+            if isinstance(answer, list):
+                if self.scheme.answers != "own" or len(answer) != len(commits):
+                    raise UsageError(
+                        f"{type(self.scheme).__name__}.apply returned {len(answer)} answers for {len(commits)} commits; it must "
+                        'return center.value, or, with answers = "own", one vector for each commit.'
+                    )
+                for commit, mine in zip(commits, answer, strict=True):
+                    self.answers[commit.worker][start:stop].copy_(mine)
+            elif self.answers and self.scheme.held:
+                for commit in commits:
+                    self.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
+
+    def _average_buffers(self, now: State, spare: State, commits: list[Commit]) -> None:
+        if now.buffers.numel():
+            spare.buffers.copy_(now.buffers)
+            share = 1.0 / max(len(commits), len(self.live), 1)
+            for commit in commits:
+                if commit.buffers is not None:
+                    spare.buffers.add_(commit.buffers - now.buffers, alpha=share)
+        if now.integers.numel():
+            latest = next((c.integers for c in reversed(commits) if c.integers is not None), None)
+            spare.integers.copy_(now.integers if latest is None else latest)
+
+    def _note(self, commit: Commit) -> None:
+        if commit.seconds > 0:
+            rate = commit.steps / commit.seconds
+            old = self.speeds[commit.worker]
+            self.speeds[commit.worker] = rate if old == 0 else 0.5 * (old + rate)
+        self.commits_of[commit.worker] += 1
+        self.counts.commits += 1
+        self.counts.steps += commit.steps
+        self.counts.rows += commit.rows
+        self.applied(commit)
+
+    def _turn_away(self, commit: Commit, *, late: bool) -> list[Reply]:
+        """Dropped or refused: the center is untouched, the rows are done again from the center as it is."""
+        if late:
+            self.counts.dropped += 1
+            self.refused(commit, "late")
+        else:
+            self.counts.refused += 1
+            self._refusals[commit.worker] += 1
+            self.refused(commit, "not finite")
+            if self._refusals[commit.worker] >= PATIENCE:
+                raise Diverged(
+                    f"Training diverged: worker {commit.worker} committed NaN or infinity {PATIENCE} times in a row, at update "
+                    f"{self.clock}. The center keeps its last finite weights. Lower the learning rate, or choose a scheme that "
+                    f"normalises its commits (agn) instead of {self.scheme.name}."
+                )
+        self.leases.give_back(commit.worker)
+        self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock, applied=False)
+        return self._release()
+
+    # -- replies --------------------------------------------------------------------------------------------
+
+    def _release(self) -> list[Reply]:
+        """Every reply that is owed and need not wait any longer, each with the lease of the next window."""
+        replies = []
+        gathered = {commit.worker for commit in self._round} if self.scheme.held else set()
+        for worker in sorted(self._owed):
+            if worker in gathered:
+                continue
+            view = View(self, self.state, self.state, 0, 0)
+            if self.scheme.waits(view, worker):
+                continue
+            steps = max(1, min(self.scheme.steps(view, worker), self.scheme.window))
+            ahead = len(self.leases.held(worker)) - self._in_round(worker)
+            batches = self.leases.take(worker, max(0, steps + self.scheme.overlap - ahead), aligned=self._aligned)
+            if not batches and not ahead and self._aligned and self.leases.remain(worker):
+                continue  # nothing for it in this round: it sits out until the next
+            replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
+        done = [reply.worker for reply in replies if reply.done]
+        self.live.difference_update(done)
+        if done and self._complete():
+            self._apply_round()
+            replies += self._release()
+        return replies
+
+    def _reply(self, worker: int, owed: _Pending, *, batches: tuple[int, ...], steps: int = 0) -> Reply:
+        own = owed.own and (self.scheme.answers == "own" or owed.version == self.clock)
+        if self.answers and not own:
+            self.answers[worker].copy_(self.value)
+        return Reply(
+            worker=worker,
+            sequence=owed.sequence,
+            version=owed.version if own else self.clock,
+            value=self.answers[worker] if self.answers else self.value,
+            steps=steps,
+            batches=batches,
+            applied=owed.applied,
+            done=not batches and len(self.leases.held(worker)) <= self._in_round(worker),
+            progress=self.progress,
+            buffers=self.state.buffers,
+            integers=self.state.integers,
+        )
+
+    # -- checks ---------------------------------------------------------------------------------------------
+
+    def _check_rank(self, worker: int) -> None:
+        if not 0 <= worker < self.workers:
+            raise UsageError(f"Worker {worker} is unknown: this run has workers 0 to {self.workers - 1}.")
+
+    def _part(self, part: int) -> tuple[int, int]:
+        length, parts = self.state.value.numel(), self.scheme.parts
+        return length * part // parts, length * (part + 1) // parts
+
+    def _sound(self, commit: Commit) -> bool:
+        vectors = [commit.value, *commit.also.values()]
+        if commit.buffers is not None:
+            vectors.append(commit.buffers)
+        return all(finite(vector) for vector in vectors)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """A consistent copy: tensors, and plain numbers. Commits that wait in a round are not in it."""
+        state = self.state
+        tensors = {"value": state.value.clone(), "buffers": state.buffers.clone(), "integers": state.integers.clone()}
+        tensors |= {f"slot.{name}": slot.clone() for name, slot in state.slots.items()}
+        if self.scheme.remembers or self.scheme.answers == "own":
+            tensors |= {f"answer.{k}": answer.clone() for k, answer in enumerate(self.answers)}
+        if self.optimizer is not None:
+            tensors |= {f"optimizer.{name}": t.clone() for name, t in self.optimizer.state().items()}
+        numbers = {
+            "clock": self.clock,
+            "ledger": state.numbers[1:].tolist(),
+            "leases": self.leases.state(),
+            "counts": vars(self.counts).copy(),
+            "commits_of": list(self.commits_of),
+        }
+        return tensors, numbers
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Go on from a snapshot. What was leased when it was taken is to be done again."""
+        for state in self._states:
+            state.value.copy_(tensors["value"])
+            state.buffers.copy_(tensors["buffers"])
+            state.integers.copy_(tensors["integers"])
+            for name, slot in state.slots.items():
+                slot.copy_(tensors[f"slot.{name}"])
+            state.numbers[0] = numbers["clock"]
+            state.numbers[1:] = torch.tensor(numbers["ledger"], dtype=torch.int64)
+        for k, answer in enumerate(self.answers):
+            answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
+        if self.optimizer is not None:
+            prefix = "optimizer."
+            self.optimizer.load({k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)})
+        self.leases = Leases.from_state(numbers["leases"])
+        for worker in range(self.workers):
+            self.leases.give_back(worker)
+        self.counts = Counts(**numbers["counts"])
+        self.commits_of = list(numbers["commits_of"])
+
+
+@dataclass
+class View:
+    """The center's next state as a scheme sees it, whole or one block of it (see ``types.CenterView``)."""
+
+    center: Center
+    now: State
+    spare: State
+    lo: int
+    hi: int
+    _touched: bool = field(default=False, init=False)
+    _slots: Slots | None = field(default=None, init=False)
+
+    @property
+    def workers(self) -> int:
+        return self.center.workers
+
+    @property
+    def clock(self) -> int:
+        return int(self.now.numbers[0])
+
+    @property
+    def live(self) -> int:
+        return len(self.center.live)
+
+    @property
+    def working(self) -> list[int]:
+        return self.center.working
+
+    @property
+    def speeds(self) -> list[float]:
+        return self.center.speeds
+
+    @property
+    def counts(self) -> list[int]:
+        return self.center.commits_of
+
+    @property
+    def handed(self) -> list[Vector]:
+        return [answer[self.lo : self.hi] for answer in self.center.answers]
+
+    @property
+    def value(self) -> Vector:
+        mine = self.spare.value[self.lo : self.hi]
+        if not self._touched:
+            self._touched = True
+            if self.spare.value is not self.now.value:
+                mine.copy_(self.now.value[self.lo : self.hi])
+        return mine
+
+    @value.setter
+    def value(self, new: Vector) -> None:
+        mine = self.spare.value[self.lo : self.hi]
+        self._touched = True
+        if new.data_ptr() != mine.data_ptr():
+            mine.copy_(new)
+
+    @property
+    def slots(self) -> Slots:
+        if self._slots is None:
+            for name, slot in self.spare.slots.items():
+                slot[self.lo : self.hi].copy_(self.now.slots[name][self.lo : self.hi])
+            self._slots = Slots(self.spare.slots).narrow(self.lo, self.hi)
+        return self._slots
+
+    def add(self, vector: Vector, scale: float = 1.0) -> None:
+        mine = self.spare.value[self.lo : self.hi]
+        torch.add(mine if self._touched else self.now.value[self.lo : self.hi], vector, alpha=scale, out=mine)
+        self._touched = True
+
+    def mean(self, commits: Sequence[Commit]) -> Vector:
+        total = sum(commit.weight for commit in commits)
+        if total <= 0:
+            return torch.zeros_like(commits[0].value)
+        mean = commits[0].value * (commits[0].weight / total)
+        for commit in commits[1:]:
+            mean.add_(commit.value, alpha=commit.weight / total)
+        return mean
+
+    def step(self, gradient: Vector, scale: float = 1.0) -> None:
+        if self.center.optimizer is None:
+            raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center was given no optimiser.")
+        self.center.optimizer.step(self.value, gradient, scale)
+
+    def settle(self) -> None:
+        """Carry over whatever the scheme did not touch."""
+        _ = self.value, self.slots
+
+
+def finite(vector: Vector) -> bool:
+    """Whether all elements are finite: one sum, and a closer look only where it overflows."""
+    if not vector.is_floating_point() or bool(torch.isfinite(vector.sum())):
+        return True
+    return bool(torch.isfinite(vector).all())
+
+
+def _narrow(commit: Commit, lo: int, hi: int) -> Commit:
+    if hi - lo == commit.value.numel():
+        return commit
+    also = {name: vector[lo:hi] for name, vector in commit.also.items()}
+    return changed(commit, value=commit.value[lo:hi], also=also)

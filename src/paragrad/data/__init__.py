@@ -1,0 +1,1 @@
+"""From arrays, files and datasets to mini-batches, and who works on which."""

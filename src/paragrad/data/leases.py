@@ -1,0 +1,139 @@
+"""Who works on which mini-batch: each is leased to one worker and retired by the commit that holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paragrad.types import Batches
+
+
+class Leases:
+    """Every position of the stream is in exactly one place: not dealt yet, returned, leased to a worker, or retired.
+
+    *Dealt*: position k of an epoch belongs to worker k mod n, so that the k-th mini-batches of all workers
+    are together one large batch of the epoch. *Stolen*: whoever asks takes the next one.
+    """
+
+    def __init__(self, *, batches: int, epochs: int, workers: int, stolen: bool = False) -> None:
+        self.batches = batches
+        self.epochs = epochs
+        self.workers = workers
+        self.stolen = stolen
+        self.used = 0
+        self._columns = 1 if stolen else workers
+        self._cursors = [0] * self._columns
+        self._held: list[list[int]] = [[] for _ in range(workers)]
+        self._returned: list[list[int]] = [[] for _ in range(workers)]
+        self._orphans: list[int] = []
+
+    @property
+    def total(self) -> int:
+        """Positions in the whole stream."""
+        return self.batches * self.epochs
+
+    @property
+    def _rounds(self) -> int:
+        return -(-self.batches // self._columns)
+
+    def held(self, worker: int) -> Batches:
+        """What this worker has on lease, in the order in which it was given."""
+        return tuple(self._held[worker])
+
+    def remain(self, worker: int) -> bool:
+        """Whether this worker holds, or can still be given, anything."""
+        if self._held[worker] or self._returned[worker]:
+            return True
+        columns = [0] if self.stolen else [worker, *self._orphans]
+        return any(self._next(column) is not None for column in columns) or (self.stolen and any(self._returned))
+
+    def take(self, worker: int, count: int, *, aligned: bool = False) -> Batches:
+        """Lease up to ``count`` further mini-batches to a worker.
+
+        ``aligned`` counts places in the table of rounds instead: at the end of an epoch that does not
+        divide evenly a worker may then get fewer, or none, and sits that round out.
+        """
+        taken = self._take_returned(worker, count)
+        if not (aligned and taken):
+            columns = [0] if self.stolen else [worker, *self._orphans]
+            for column in columns:
+                while len(taken) < count and (position := self._next(column)) is not None:
+                    here = self._cursors[column]
+                    if aligned and position != self._at(column, here):
+                        self._cursors[column] += 1
+                        count -= 1
+                        continue
+                    self._cursors[column] = self._round_of(position) + 1
+                    taken.append(position)
+        self._held[worker] += taken
+        return tuple(taken)
+
+    def retire(self, worker: int, batches: Batches) -> None:
+        """An applied commit used these."""
+        for position in batches:
+            self._held[worker].remove(position)
+        self.used += len(batches)
+
+    def give_back(self, worker: int) -> None:
+        """The worker is gone, or its commit was not applied: its leases are to be done again."""
+        self._returned[worker] = sorted(self._returned[worker] + self._held[worker])
+        self._held[worker] = []
+
+    def abandon(self, worker: int) -> None:
+        """The worker will not be replaced: others take over its leases and its share."""
+        self.give_back(worker)
+        if not self.stolen and worker not in self._orphans:
+            self._orphans.append(worker)
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain numbers, for a checkpoint."""
+        return {
+            "batches": self.batches,
+            "epochs": self.epochs,
+            "workers": self.workers,
+            "stolen": self.stolen,
+            "used": self.used,
+            "cursors": list(self._cursors),
+            "held": [list(h) for h in self._held],
+            "returned": [list(r) for r in self._returned],
+            "orphans": list(self._orphans),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Leases:
+        """The inverse of ``state``."""
+        leases = cls(
+            batches=state["batches"], epochs=state["epochs"], workers=state["workers"], stolen=state["stolen"]
+        )
+        leases.used = state["used"]
+        leases._cursors = list(state["cursors"])
+        leases._held = [list(h) for h in state["held"]]
+        leases._returned = [list(r) for r in state["returned"]]
+        leases._orphans = list(state["orphans"])
+        return leases
+
+    def _take_returned(self, worker: int, count: int) -> list[int]:
+        sources = [worker, *(range(self.workers) if self.stolen else self._orphans)]
+        taken: list[int] = []
+        for source in sources:
+            room = count - len(taken)
+            taken += self._returned[source][:room]
+            self._returned[source] = self._returned[source][room:]
+        return taken
+
+    def _at(self, column: int, round_: int) -> int | None:
+        epoch, place = divmod(round_, self._rounds)
+        batch = place * self._columns + column
+        return epoch * self.batches + batch if epoch < self.epochs and batch < self.batches else None
+
+    def _round_of(self, position: int) -> int:
+        epoch, batch = divmod(position, self.batches)
+        return epoch * self._rounds + batch // self._columns
+
+    def _next(self, column: int) -> int | None:
+        round_ = self._cursors[column]
+        while round_ < self._rounds * self.epochs:
+            position = self._at(column, round_)
+            if position is not None:
+                return position
+            round_ += 1
+        return None

@@ -1,0 +1,1 @@
+"""Where workers run, and how a commit reaches the center."""

@@ -1,0 +1,47 @@
+"""What can go wrong, by who has to act: the caller (UsageError), a worker's code, or the numbers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ParagradError(Exception):
+    """Every error that paragrad raises on purpose."""
+
+
+class UsageError(ParagradError, ValueError):
+    """The caller asked for something that cannot be; the message names the value and the remedy."""
+
+
+class WorkerError(ParagradError, RuntimeError):
+    """A worker failed: its own exception with its traceback, or the signal that ended it."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"Worker {rank} failed: {reason}")
+        self.rank = rank
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[int, str]]:
+        return type(self), (self.rank, self.reason)
+
+
+class Diverged(ParagradError, ArithmeticError):
+    """Training ran into NaN or infinity again and again; the center still holds the last finite weights."""
+
+
+class Interrupted(ParagradError, KeyboardInterrupt):
+    """The run was stopped by Ctrl-C or SIGTERM after a checkpoint; ``directory`` can be resumed."""
+
+    def __init__(self, message: str, directory: str) -> None:
+        super().__init__(message)
+        self.directory = directory
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """An unknown name, with the near match and the list of what there is."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), [n.lower() for n in names], n=1)
+    match = next((n for n in names if near and n.lower() == near[0]), None)
+    hint = f" Did you mean {match!r}?" if match else ""
+    return UsageError(f"Unknown {kind} {name!r}.{hint} There is: {', '.join(names)}.")

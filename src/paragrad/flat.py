@@ -1,0 +1,152 @@
+"""A module's parameters as views of one contiguous vector, so that a pull is one copy and a commit one subtraction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paragrad.errors import UsageError
+from paragrad.types import Vector
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where one tensor lies in the vector."""
+
+    name: str
+    tensor: torch.Tensor
+    lo: int
+    hi: int
+
+
+class Flat:
+    """The distinct tensors of a module, grouped by dtype, each a view of its group's segment.
+
+    ``vector`` is float32 (float64 where the module has any). Where the module is of that one type and on the
+    CPU, the vector *is* the segment; else ``spread`` and ``collect`` cast at the border.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], *, kind: str = "parameter") -> None:
+        named = sorted(_distinct(tensors), key=lambda item: str(item[1].dtype))
+        self.kind = kind
+        self.pieces: list[Piece] = []
+        offset = 0
+        for name, tensor in named:
+            self.pieces.append(Piece(name, tensor, offset, offset + tensor.numel()))
+            offset += tensor.numel()
+        dtypes = {tensor.dtype for _, tensor in named}
+        devices = {tensor.device for _, tensor in named}
+        self.dtype = _master(dtypes)
+        self._segments: list[tuple[int, int, Vector]] = []
+        for dtype in sorted(dtypes, key=str):
+            mine = [piece for piece in self.pieces if piece.tensor.dtype == dtype]
+            device = mine[0].tensor.device
+            segment = torch.empty(mine[-1].hi - mine[0].lo, dtype=dtype, device=device)
+            self._segments.append((mine[0].lo, mine[-1].hi, segment))
+        self.coarse = dtypes not in (set(), {self.dtype})
+        direct = not self.coarse and devices in (set(), {torch.device("cpu")})
+        if direct:
+            self.vector: Vector = self._segments[0][2] if self._segments else torch.empty(0, dtype=self.dtype)
+        else:
+            self.vector = torch.empty(offset, dtype=self.dtype)
+        self._mirrored = not direct
+        self._fill()
+
+    def _fill(self) -> None:
+        for lo, hi, segment in self._segments:
+            for piece in self.pieces:
+                if lo <= piece.lo and piece.hi <= hi and piece.tensor.dtype == segment.dtype:
+                    view = segment[piece.lo - lo : piece.hi - lo].view(piece.tensor.shape)
+                    view.copy_(piece.tensor.detach())
+                    piece.tensor.data = view
+        self.collect()
+
+    def move_to(self, vector: Vector) -> None:
+        """Let the tensors be views of another vector of the same length; its contents count."""
+        if self._mirrored:
+            raise UsageError("A module of several dtypes, or on a device, cannot share the center's memory.")
+        self.vector = vector
+        self._segments = [(0, vector.numel(), vector)]
+        for piece in self.pieces:
+            piece.tensor.data = vector[piece.lo : piece.hi].view(piece.tensor.shape)
+
+    def spread(self) -> bool:
+        """vector -> tensors. True where the tensors are coarser than the vector."""
+        if self._mirrored:
+            for lo, hi, segment in self._segments:
+                segment.copy_(self.vector[lo:hi])
+            if self.coarse:
+                self.collect()
+        return self.coarse
+
+    def collect(self) -> None:
+        """tensors -> vector."""
+        if self._mirrored:
+            for lo, hi, segment in self._segments:
+                self.vector[lo:hi].copy_(segment)
+
+    def views(self, vector: Vector) -> list[torch.Tensor]:
+        """Any vector of this length, cut and shaped as the tensors are."""
+        return [vector[piece.lo : piece.hi].view(piece.tensor.shape) for piece in self.pieces]
+
+    def check(self) -> None:
+        """Raise where a tensor no longer lies in its place."""
+        for piece in self.pieces:
+            lo, segment = next((lo, s) for lo, hi, s in self._segments if lo <= piece.lo and piece.hi <= hi and s.dtype)
+            expected = segment.data_ptr() + (piece.lo - lo) * segment.element_size()
+            tensor = piece.tensor
+            if tensor.numel() and (
+                tensor.data_ptr() != expected or tensor.dtype != segment.dtype or not tensor.is_contiguous()
+            ):
+                raise UsageError(
+                    f"The {self.kind} {piece.name!r} was moved out of the model's flat vector, so training would be lost. Calls such as "
+                    ".double(), .to(memory_format=...), load_state_dict(assign=True) or flatten_parameters() do that: make "
+                    "them before training, on the model that is given to pg.train."
+                )
+
+
+def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that training moves; raise for those that no vector can hold."""
+    lazy = [n for n, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise UsageError(f"Parameter {lazy[0]!r} has no shape yet: run one batch through the lazy module before training.")
+    for name, child in module.named_modules():
+        if getattr(child, "sparse", False) and isinstance(child, nn.Embedding | nn.EmbeddingBag):
+            raise UsageError(
+                f"{type(child).__name__} {name!r} has sparse=True, but a flat vector holds dense gradients only: use sparse=False."
+            )
+    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    for name, parameter in named:
+        if not parameter.is_floating_point():
+            raise UsageError(f"Parameter {name!r} is {parameter.dtype}; only real floating parameters can be trained.")
+    if not named:
+        raise UsageError("The model has no parameter that requires a gradient: there is nothing to train.")
+    return named
+
+
+def floating_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """State that is averaged: batch-norm statistics."""
+    return [(n, b) for n, b in module.named_buffers() if b is not None and b.is_floating_point()]
+
+
+def integer_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """State that follows the last commit: counters."""
+    return [
+        (n, b) for n, b in module.named_buffers() if b is not None and not b.is_floating_point() and not b.is_complex()
+    ]
+
+
+def _distinct(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    seen: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in tensors:
+        seen.setdefault(id(tensor), (name, tensor))
+    return list(seen.values())
+
+
+def _master(dtypes: set[torch.dtype]) -> torch.dtype:
+    if dtypes and not any(dtype.is_floating_point for dtype in dtypes):
+        return torch.int64
+    return torch.float64 if torch.float64 in dtypes else torch.float32

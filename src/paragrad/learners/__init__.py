@@ -1,0 +1,1 @@
+"""One model as steps on a flat vector."""

@@ -1,0 +1,60 @@
+"""What a learner is: one model as local steps on one flat vector. Write your own for a GAN, or a step of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from paragrad.data.source import Source
+from paragrad.types import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one mini-batch did: its mean loss, and the normaliser of that mean (rows, or the sum of class weights)."""
+
+    loss: float
+    weight: float
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """One model as local steps on one flat vector; ``pg.train`` takes a function that makes one."""
+
+    weights: Vector
+    """All trained parameters, contiguous, float32 or float64, on the CPU; schemes read and write it between windows."""
+    buffers: Vector
+    """Floating state that is not trained (batch-norm statistics); may be empty."""
+    integers: Vector
+    """Integer state that is not trained (int64); may be empty."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate now."""
+
+    def step(self, batch: Any) -> Step:
+        """One local optimiser step on a mini-batch."""
+
+    def gradient(self, batch: Any, out: Vector, accumulate: float = 0.0) -> Step:
+        """The mean gradient of a mini-batch into ``out``, joined with a mean of weight ``accumulate`` that is there."""
+
+    def evaluate(self, source: Source, batch_size: int) -> dict[str, float]:
+        """Mean ``loss`` over all rows, ``accuracy`` where it has a meaning, and further metrics by name."""
+
+    def spread(self) -> bool:
+        """Bring the model up to date with ``weights``; True where the model holds them in a coarser type."""
+
+    def collect(self) -> None:
+        """Bring ``weights``, ``buffers`` and ``integers`` up to date with the model."""
+
+    def check(self) -> None:
+        """Raise where the model's parameters no longer lie in ``weights``."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The local optimiser's state as named tensors."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of ``state``."""

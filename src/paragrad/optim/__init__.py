@@ -1,0 +1,1 @@
+"""Local optimisers by name."""

@@ -1,0 +1,102 @@
+"""The record of a run: events as JSON lines, written as they happen and read back whole."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paragrad.errors import UsageError
+from paragrad.types import Event
+
+FLUSH_EVERY = 0.5
+
+
+class Record:
+    """Appends events to ``record.jsonl``; flushed every half second, and at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._flushed = time.monotonic()
+
+    def write(self, event: Event) -> None:
+        """One more line."""
+        line = {"event": event.kind, "time": round(event.time, 6), **event.data}
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        now = time.monotonic()
+        if event.kind != "commit" or now - self._flushed > FLUSH_EVERY:
+            self._file.flush()
+            self._flushed = now
+
+    def close(self) -> None:
+        """Write out what is left."""
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of a record; a last line cut short by a kill is left out."""
+    if not path.exists():
+        raise UsageError(f"There is no record at {path}.")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                data: dict[str, Any] = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UsageError(f"Line {number} of {path} is not an event: {error}") from error
+            yield Event(data.pop("event"), data.pop("time"), data)
+
+
+def effective(events: Iterable[Event]) -> list[Event]:
+    """The applied commits that the final center is made of: those after a checkpoint that a run went back to are left out."""
+    commits: list[Event] = []
+    for event in events:
+        if event.kind == "resume":
+            commits = [c for c in commits if c.data["clock"] <= event.data["clock"]]
+        elif event.kind == "commit":
+            commits.append(event)
+    return commits
+
+
+def batches_used(events: Iterable[Event]) -> Counter[int]:
+    """How often each mini-batch was used in an applied commit."""
+    used: Counter[int] = Counter()
+    for commit in effective(events):
+        used.update(expand(commit.data["batches"]))
+    return used
+
+
+def fold(positions: Iterable[int]) -> list[int | list[int]]:
+    """Positions in short form: 4, or [first, last, step] for three and more at equal steps."""
+    given = list(positions)
+    short: list[int | list[int]] = []
+    start = 0
+    while start < len(given):
+        stop = start + 1
+        if stop < len(given):
+            step = given[stop] - given[start]
+            while stop + 1 < len(given) and given[stop + 1] - given[stop] == step:
+                stop += 1
+            if stop - start >= 2 and step:
+                short.append([given[start], given[stop], step])
+                start = stop + 1
+                continue
+        short.append(given[start])
+        start += 1
+    return short
+
+
+def expand(short: Iterable[int | list[int]]) -> list[int]:
+    """The inverse of ``fold``."""
+    positions: list[int] = []
+    for item in short:
+        if isinstance(item, int):
+            positions.append(item)
+        else:
+            first, last, step = item
+            positions += range(first, last + (1 if step > 0 else -1), step)
+    return positions

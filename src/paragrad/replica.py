@@ -1,0 +1,94 @@
+"""One worker's vectors and counters, as a scheme sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping
+
+import torch
+
+from paragrad.types import Vector
+
+
+class Slots(MutableMapping[str, Vector]):
+    """Named vectors of fixed length: assignment copies into place, so that what holds them never moves."""
+
+    def __init__(self, vectors: dict[str, Vector]) -> None:
+        self._vectors = vectors
+
+    def __getitem__(self, name: str) -> Vector:
+        return self._vectors[name]
+
+    def __setitem__(self, name: str, value: Vector) -> None:
+        if value is not self._vectors[name]:
+            self._vectors[name].copy_(value)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"Slot {name!r} is declared by the scheme and cannot be removed.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._vectors)
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def narrow(self, lo: int, hi: int) -> Slots:
+        """The same slots, elements lo to hi."""
+        return Slots({name: vector[lo:hi] for name, vector in self._vectors.items()})
+
+
+class Replica:
+    """``me`` in a scheme. Anchor, adopted weights and last seen center are three different things.
+
+    ``local``   the weights now (assignment copies into the model)
+    ``anchor``  what this window began from
+    ``center``  the center as last seen
+    ``at_send`` the weights when the last commit left, where steps were made since; else None
+    ``sent``    the value of the last commit, as the center decodes it
+    ``moved``   length of the last local step; ``busy``: whether the center had a queue then (both only
+                for schemes with ``go_on``)
+    """
+
+    def __init__(
+        self, weights: Vector, *, rank: int = 0, workers: int = 1, slots: Iterable[str] = (), out: Vector | None = None
+    ) -> None:
+        self._local = weights
+        self._out = out if out is not None else torch.empty_like(weights)
+        self.rank = rank
+        self.workers = workers
+        self.anchor: Vector = weights
+        self.center: Vector = weights
+        self.sent: Vector | None = None
+        self.at_send: Vector | None = None
+        self.slots = Slots({name: torch.zeros_like(weights) for name in slots})
+        self.version = 0
+        self.steps = 0
+        self.commits = 0
+        self.lr = 0.0
+        self.moved = 0.0
+        self.busy = False
+
+    @property
+    def local(self) -> Vector:
+        """The worker's weights, live."""
+        return self._local
+
+    @local.setter
+    def local(self, value: Vector) -> None:
+        if value is not self._local:
+            self._local.copy_(value)
+
+    @property
+    def gradient(self) -> Vector:
+        """The mean gradient of the window, for schemes that ship gradients."""
+        return self._out
+
+    def movement(self) -> Vector:
+        """``local - anchor``, written straight into the outgoing commit."""
+        return torch.sub(self._local, self.anchor, out=self._out)
+
+    def begin_again(self, center: Vector, version: int) -> None:
+        """Take the center as it is: at the start, and after a commit that was refused or dropped."""
+        self.local = center
+        self.anchor = self.center = center
+        self.version = version
+        self.at_send = None

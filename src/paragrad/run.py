@@ -1,0 +1,66 @@
+"""What belongs to a run and not to the training: where it is written, when it is looked at, when it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from paragrad.errors import UsageError
+from paragrad.types import Event
+
+Callback: TypeAlias = Callable[[Event], bool | None]
+"""Called with every event of the record; True asks the run to stop cleanly."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends before its last epoch: the first condition that holds."""
+
+    seconds: float | None = None
+    """Wall-clock seconds after the start barrier."""
+    accuracy: float | None = None
+    """Stop once validation reaches this accuracy."""
+    loss: float | None = None
+    """Stop once validation reaches this loss."""
+    patience: int | None = None
+    """Stop after this many validations in a row without a lower loss."""
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and self.seconds <= 0:
+            raise UsageError(f"max seconds is {self.seconds}, but it must be above 0.")
+        if self.patience is not None and self.patience < 1:
+            raise UsageError(f"patience={self.patience}, but at least 1 validation must be allowed to be no better.")
+
+    @property
+    def looks(self) -> bool:
+        """Whether it needs validation."""
+        return any(value is not None for value in (self.accuracy, self.loss, self.patience))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run's directory and rhythm."""
+
+    out: str | Path | None = None
+    """The run directory; by default ``runs/<date>-<time>-<scheme>``."""
+    resume: bool | Literal["auto"] = False
+    """Go on from the newest sound checkpoint in ``out``; ``auto`` begins anew where there is none."""
+    checkpoint_every: float | None = 60.0
+    """Seconds between checkpoints; None writes one only at the end, on a signal, and when the run is stopped."""
+    validate_every: float | None = 5.0
+    """Seconds between validations of the center; None validates only at the end."""
+    shards: Literal["auto", "dealt", "stolen"] = "auto"
+    """Whether batches are dealt to workers beforehand or taken by whoever is ready; auto: dealt where workers wait
+    for each other, stolen where they do not."""
+    stop: Stop = field(default_factory=Stop)
+    callbacks: tuple[Callback, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_every", "validate_every"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name}={value}, but it is a number of seconds above 0.")
+        if self.shards not in ("auto", "dealt", "stolen"):
+            raise UsageError(f"shards={self.shards!r}, but batches are 'dealt' or 'stolen' (or 'auto').")

@@ -1,0 +1,1 @@
+"""How workers cooperate: one file for each algorithm."""

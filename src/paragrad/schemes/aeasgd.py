@@ -1,0 +1,69 @@
+"""AEASGD: asynchronous elastic averaging; an elastic force ties each worker to the center."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paragrad.errors import UsageError
+from paragrad.replica import Replica
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import CenterView, Commit, Reply, Vector
+
+
+@dataclass(frozen=True)
+class AEASGD(Scheme):
+    """e = α (w - c);  c <- c + e;  w <- w - e.
+
+    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015). With
+    ``atomic=True`` the three happen in one piece at the center, stable for every n while α <= 1. The thesis
+    (Hermans 2017) pulls c, computes e, then commits it (``atomic=False``): with n workers between pull and
+    commit that diverges from α (n + 1) >= 2 on.
+
+    Choose it when workers should explore and talk rarely (windows of 10 and more).
+    Not when the center itself must follow closely: it moves only by α of the distance.
+    """
+
+    window: int = 10
+    alpha: float = 0.1
+    atomic: bool = True
+
+    additive = False
+    elementwise = True
+    answers = "own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise UsageError(f"alpha={self.alpha}, but the elastic force is stable only for 0 < alpha <= 1.")
+
+    @property
+    def fresh(self) -> bool:
+        return not self.atomic
+
+    @property
+    def ships(self) -> Literal["movement", "gradient", "weights"]:
+        return "weights" if self.atomic else "movement"
+
+    def commit(self, me: Replica) -> Vector:
+        return me.local if self.atomic else self.alpha * (me.local - me.center)
+
+    def apply(self, center: CenterView, commits: Sequence[Commit]) -> list[Vector]:
+        forces = []
+        for commit in commits:
+            forces.append(self.alpha * (commit.value - center.value) if self.atomic else commit.value)
+            center.add(forces[-1])
+        return forces
+
+    def adopt(self, me: Replica, reply: Reply) -> None:
+        me.local -= reply.value
+
+    def warnings(self, workers: int) -> list[str]:
+        if not self.atomic and self.alpha * (workers + 1) >= 2:
+            return [
+                f"AEASGD(atomic=False) with alpha={self.alpha} and {workers} workers has alpha * (workers + 1) = "
+                f"{self.alpha * (workers + 1):.2f} >= 2 and is known to diverge. alpha below {2 / (workers + 1):.3f} holds, and "
+                "so does atomic=True at any number of workers."
+            ]
+        return []

@@ -1,0 +1,37 @@
+"""Downpour: workers add their movement to the center whenever they are ready; nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import CenterView, Commit, Vector
+
+
+@dataclass(frozen=True)
+class Downpour(Scheme):
+    """c <- c + d, with d = w - a the movement of a window;  the worker takes c.
+
+    Dean et al., *Large Scale Distributed Deep Networks* (NIPS 2012). Asynchrony acts as momentum of
+    1 - 1/n (Mitliagkas et al. 2016), so that many workers, or long windows, overshoot.
+
+    Choose it with window 1, few workers and plain SGD at a modest rate.
+    Not with longer windows or many workers: nothing normalises what they add. Take AGN.
+    """
+
+    elementwise = True
+
+    def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
+        for commit in commits:
+            center.add(commit.value)
+        return center.value
+
+    def warnings(self, workers: int) -> list[str]:
+        if workers > 1 and (self.window > 1 or workers >= 20):
+            return [
+                f"Downpour adds {workers} workers' windows of {self.window} steps at full length and is known to diverge from "
+                f"there on (Hermans: 10 workers with windows of 5 or more, 20 workers with 1). AGN(window={max(self.window, 5)}) "
+                "divides each window by its steps and holds."
+            ]
+        return []

@@ -1,0 +1,56 @@
+"""ModelAveraging: workers train alone for a window, then all take the mean of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paragrad.errors import UsageError
+from paragrad.replica import Replica
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import CenterView, Commit, Vector
+
+
+@dataclass(frozen=True)
+class ModelAveraging(Scheme):
+    """c <- Σ sᵢ wᵢ / Σ sᵢ, with sᵢ the steps of worker i's window;  every worker takes c.
+
+    With a window as long as the run this is one-shot averaging. Zinkevich et al., *Parallelized
+    Stochastic Gradient Descent* (2010); McDonald, Hall, Mann (2010).
+
+    Choose it when talking is dear and workers see data of the same kind.
+    Not with ``starts="own"`` on problems of many basins: the mean of two good points may be a bad one.
+    """
+
+    window: int = 10
+    starts: Literal["center", "own"] = "center"
+
+    ships = "weights"
+    additive = False
+    elementwise = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.starts not in ("center", "own"):
+            raise UsageError(f"starts={self.starts!r}, but workers start from 'center' or from their 'own' point.")
+        if self.bound is not None:
+            raise UsageError("ModelAveraging is synchronous: a bound on staleness has no meaning, leave it out.")
+
+    @property
+    def apart(self) -> bool:
+        return self.starts == "own"
+
+    def quorum(self, workers: int) -> int:
+        return workers
+
+    def commit(self, me: Replica) -> Vector:
+        return me.local
+
+    def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
+        total = sum(commit.steps for commit in commits)
+        mean = commits[0].value * (commits[0].steps / total)
+        for commit in commits[1:]:
+            mean.add_(commit.value, alpha=commit.steps / total)
+        center.value = mean
+        return center.value

@@ -1,0 +1,163 @@
+"""What a scheme is: how workers and the center cooperate, as algebra on one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paragrad.errors import UsageError
+from paragrad.replica import Replica
+from paragrad.types import CenterView, Commit, Reply, Vector
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One round trip between a worker and the center; subclass it and write ``apply``.
+
+    A worker runs a window of local steps, commits; the center gathers commits until there is a quorum,
+    applies them, ticks its clock, replies; the worker adopts the reply. Every hook has a default, so
+    that a scheme says only what is its own.
+    """
+
+    window: int = 1
+    """Local steps before a commit."""
+    bound: int | None = field(default=None, kw_only=True)
+    """Asynchronous schemes: how many commits a worker may be ahead of the slowest (SSP; Ho et al. 2013)."""
+
+    # What follows is fixed for most schemes (``held = False`` in the class body) and depends on the
+    # fields for some (a property): both override these.
+
+    @property
+    def ships(self) -> Literal["movement", "gradient", "weights"]:
+        """What a commit is; a gradient is taken at the anchor, and the center holds the optimiser."""
+        return "movement"
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        """Names of further vectors in a commit; ``commit`` then returns (value, *further)."""
+        return ()
+
+    @property
+    def fresh(self) -> bool:
+        """Pull once more, into ``me.center``, just before ``commit``."""
+        return False
+
+    @property
+    def held(self) -> bool:
+        """A worker waits until its round has been applied."""
+        return True
+
+    @property
+    def late(self) -> Literal["apply", "drop"]:
+        """What happens to a commit based on an older clock."""
+        return "apply"
+
+    @property
+    def additive(self) -> bool:
+        """Values may be summed and compressed."""
+        return True
+
+    @property
+    def answers(self) -> Literal["center", "own"]:
+        """Whether ``apply`` returns the center for all, or a list with an answer of its own for each commit."""
+        return "center"
+
+    @property
+    def remembers(self) -> bool:
+        """``center.handed[k]`` is what worker k was last given."""
+        return False
+
+    @property
+    def elementwise(self) -> bool:
+        """``commit`` and ``apply`` work element by element, so that they may be run in blocks that fit a cache."""
+        return False
+
+    @property
+    def aliased(self) -> bool:
+        """The workers' weights *are* the center, without a lock; engines with shared memory only."""
+        return False
+
+    @property
+    def apart(self) -> bool:
+        """Each worker begins from a random point of its own instead of from the center."""
+        return False
+
+    @property
+    def center_slots(self) -> tuple[str, ...]:
+        """Vectors that the center keeps for the scheme, zero at the start."""
+        return ()
+
+    @property
+    def worker_slots(self) -> tuple[str, ...]:
+        """Vectors that each worker keeps for the scheme, zero at the start."""
+        return ()
+
+    @property
+    def parts(self) -> int:
+        """Fragments of the vector, committed in turn."""
+        return 1
+
+    @property
+    def overlap(self) -> int:
+        """Local steps between sending a commit and adopting its answer."""
+        return 0
+
+    @property
+    def early(self) -> bool:
+        """Ask ``go_on`` after each local step."""
+        return False
+
+    def go_on(self, me: Replica) -> bool:
+        """Whether the window goes on after the step just made."""
+        return True
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise UsageError(f"window={self.window}, but a worker makes at least 1 local step before it commits.")
+        if self.bound is not None and self.bound < 1:
+            raise UsageError(f"bound={self.bound}, but a worker must be allowed to be at least 1 commit ahead.")
+
+    @property
+    def name(self) -> str:
+        """The scheme's name on the command line."""
+        return type(self).__name__.lower()
+
+    def quorum(self, workers: int) -> int:
+        """How many commits the center gathers before it applies them: 1 is asynchronous, n synchronous."""
+        return 1
+
+    def steps(self, center: CenterView, worker: int) -> int:
+        """The length of a worker's next window, at most ``window``."""
+        return self.window
+
+    def waits(self, center: CenterView, worker: int) -> bool:
+        """Whether this worker's answer is withheld until the center has moved on."""
+        if self.bound is None:
+            return False
+        counts = center.counts
+        return counts[worker] - min(counts[k] for k in center.working) > self.bound
+
+    def begin(self, me: Replica) -> None:
+        """Before each window."""
+
+    def commit(self, me: Replica) -> Vector | tuple[Vector, ...]:
+        """What to send; may change ``me.slots``, nothing else."""
+        return me.gradient if self.ships == "gradient" else me.movement()
+
+    def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector | list[Vector]:
+        """Change the center by a round of commits; return ``center.value``, or one answer for each commit."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what the center does with a commit: write apply().")
+
+    def adopt(self, me: Replica, reply: Reply) -> bool | None:
+        """Make something of the answer; return False where it was ignored (the window then keeps its version)."""
+        if me.at_send is None:
+            me.local = reply.value
+        else:
+            me.local = reply.value + (me.local - me.at_send)
+        me.anchor = me.center = reply.value
+        return None
+
+    def warnings(self, workers: int) -> list[str]:
+        """What is known to go wrong with these numbers, each with the value that would hold."""
+        return []

@@ -1,0 +1,127 @@
+"""The values that travel between rooms: vectors, commits, replies, events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+Vector: TypeAlias = torch.Tensor
+"""A contiguous 1-D tensor: all the trained parameters of one model, one after another."""
+
+Batches: TypeAlias = tuple[int, ...]
+"""Positions in the stream of mini-batches of a run: position p is batch p % K of epoch p // K."""
+
+
+@dataclass(slots=True)
+class Commit:
+    """What one worker's window has to say to the center."""
+
+    worker: int
+    sequence: int
+    version: int
+    """The clock that the window *began* from; never that of a fresh pull."""
+    value: Vector
+    steps: int
+    incarnation: int = 0
+    also: Mapping[str, Vector] = field(default_factory=dict)
+    """Further vectors that the scheme declares in ``sends``."""
+    buffers: Vector | None = None
+    integers: Vector | None = None
+    weight: float = 1.0
+    """The loss's own normaliser, summed over the window: rows, or the sum of class weights."""
+    rows: int = 0
+    batches: Batches = ()
+    loss: float = float("nan")
+    lr: float = 0.0
+    seconds: float = 0.0
+    part: int = 0
+    staleness: int = 0
+    """Updates of the center between the window's beginning and now; stamped by the center."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the center answers to a commit, or to a worker that joins."""
+
+    worker: int
+    sequence: int
+    version: int
+    """The clock of the center that is answered with."""
+    value: Vector
+    """The worker's to keep until its next commit is answered; it must not be written to."""
+    steps: int = 0
+    """The length of the next window."""
+    batches: Batches = ()
+    """Newly leased mini-batches."""
+    applied: bool = True
+    """False: the commit was refused or dropped, and ``value`` is the center to begin again from."""
+    done: bool = False
+    """No rows are left for this worker."""
+    progress: float = 0.0
+    """Share of the run's rows that have been used, for learning-rate schedules."""
+    buffers: Vector | None = None
+    integers: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the record: what happened, and how many seconds after the start barrier."""
+
+    kind: str
+    time: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CenterView(Protocol):
+    """The center as a scheme sees it inside ``apply``: the *next* state, which it may change in place."""
+
+    @property
+    def workers(self) -> int:
+        """How many workers the run was asked for."""
+
+    @property
+    def clock(self) -> int:
+        """Updates applied so far."""
+
+    @property
+    def live(self) -> int:
+        """Workers that are there now."""
+
+    @property
+    def working(self) -> Sequence[int]:
+        """Ranks of the workers that are there and have rows left."""
+
+    @property
+    def value(self) -> Vector:
+        """The central variable."""
+
+    @value.setter
+    def value(self, new: Vector) -> None: ...
+
+    @property
+    def slots(self) -> Mapping[str, Vector]:
+        """The vectors that the scheme declared in ``center_slots``."""
+
+    @property
+    def handed(self) -> Sequence[Vector]:
+        """What each worker was last given; only for schemes that say ``remembers``."""
+
+    @property
+    def speeds(self) -> Sequence[float]:
+        """Local steps a second of each worker, 0 where none has been seen."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Commits applied of each worker."""
+
+    def add(self, vector: Vector, scale: float = 1.0) -> None:
+        """``value += scale * vector`` in one pass over memory."""
+
+    def mean(self, commits: Sequence[Commit]) -> Vector:
+        """The mean of the commits' values, weighted by their ``weight``."""
+
+    def step(self, gradient: Vector, scale: float = 1.0) -> None:
+        """One step of the user's optimiser on the value, its rate scaled."""

@@ -1,0 +1,203 @@
+"""The worker's loop, once, with no I/O of its own: it asks its engine for what it needs, and the engine answers."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from paragrad.data.plan import Plan
+from paragrad.data.source import Source
+from paragrad.learners.learner import Learner
+from paragrad.replica import Replica
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import Batches, Commit, Reply, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Ask for the first reply: the center, and the lease of the first window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Move the weights to a random point of this worker's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Run local steps (or take a gradient) on these mini-batches."""
+
+    batches: Batches
+    first: bool = True
+    """False: the window has begun already, or goes on while a commit is in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Read the center as it is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Commit; the engine adds what is the learner's own (buffers)."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for the answer to the last commit."""
+
+
+Request: TypeAlias = Join | Scatter | Window | Pull | Send | Receive
+
+
+@dataclass(slots=True)
+class Done:
+    """What a window did."""
+
+    steps: int = 0
+    rows: int = 0
+    weight: float = 0.0
+    loss: float = 0.0
+    """Summed over the window, each step weighted by its normaliser."""
+    seconds: float = 0.0
+    lr: float = 0.0
+    moved: float = 0.0
+    busy: bool = False
+
+    def add(self, other: Done) -> None:
+        """Another piece of the same window."""
+        for name in ("steps", "rows", "weight", "loss", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.lr, self.moved, self.busy = other.lr, other.moved, other.busy
+
+
+Answer: TypeAlias = Reply | Done | Vector | None
+
+
+def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, last: int = 0) -> Generator[Request, Answer, None]:
+    """Pull; then again and again: a window of local steps, a commit, its answer. ``last``: the last sequence used."""
+    reply = yield Join()
+    assert isinstance(reply, Reply)
+    me.begin_again(reply.value, reply.version)
+    if scheme.apart:
+        yield Scatter()
+    leased = list(reply.batches)
+    window, used = Done(), list[int]()
+    while not reply.done or leased:
+        scheme.begin(me)
+        me.steps = window.steps
+        while leased and window.steps < max(reply.steps, 1):
+            count = 1 if scheme.early else reply.steps - window.steps
+            taken = tuple(leased[:count])
+            done = yield Window(taken, first=not used)
+            assert isinstance(done, Done)
+            del leased[:count]
+            used += taken
+            window.add(done)
+            me.steps, me.lr, me.moved, me.busy = window.steps, done.lr, done.moved, done.busy
+            if scheme.early and not scheme.go_on(me):
+                break
+        if not used:
+            return
+        if scheme.fresh:
+            center = yield Pull()
+            assert isinstance(center, torch.Tensor)
+            me.center = center
+        last += 1
+        commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
+        yield Send(commit)
+        window, used = Done(), []
+        if scheme.overlap and leased:
+            me.at_send = me.local.clone()
+            taken = tuple(leased[: scheme.overlap])
+            done = yield Window(taken, first=False)
+            assert isinstance(done, Done)
+            del leased[: scheme.overlap]
+            window.add(done)
+            used += taken
+        reply = yield Receive()
+        assert isinstance(reply, Reply)
+        if reply.applied:
+            me.commits += 1
+            if scheme.adopt(me, reply) is not False:
+                me.version = reply.version
+            leased += reply.batches
+        else:
+            me.begin_again(reply.value, reply.version)
+            window, used, leased = Done(), [], list(reply.batches)
+        me.at_send = None
+
+
+def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incarnation: int, sequence: int) -> Commit:
+    part = (sequence - 1) % scheme.parts
+    vectors = scheme.commit(me)
+    value, *further = vectors if isinstance(vectors, tuple) else (vectors,)
+    if scheme.parts > 1:
+        length = value.numel()
+        cut = slice(length * part // scheme.parts, length * (part + 1) // scheme.parts)
+        value, further = value[cut], [vector[cut] for vector in further]
+    me.sent = value
+    return Commit(
+        worker=me.rank,
+        incarnation=incarnation,
+        sequence=sequence,
+        version=me.version,
+        value=value,
+        also=dict(zip(scheme.sends, further, strict=True)),
+        steps=window.steps,
+        weight=window.weight,
+        rows=window.rows,
+        batches=tuple(used),
+        loss=window.loss / window.weight if window.weight else math.nan,
+        lr=window.lr,
+        seconds=window.seconds,
+        part=part,
+    )
+
+
+def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, plan: Plan, request: Window) -> Done:
+    """Answer a ``Window`` with one learner: its local steps, or the mean gradient into ``me.gradient``."""
+    done = Done(lr=learner.lr)
+    began = time.perf_counter()
+    if request.first and learner.spread():
+        # The model holds the weights in a coarser type than the center: the window begins from what it holds.
+        me.anchor = me.local.clone()
+    for position in request.batches:
+        rows = plan.rows_of(position)
+        seed_everything(plan.seed_of(position))
+        batch = source.batch(rows)
+        if scheme.ships == "gradient":
+            step = learner.gradient(batch, me.gradient, accumulate=done.weight)
+        else:
+            before = me.local.clone() if scheme.early else None
+            step = learner.step(batch)
+            if before is not None:
+                learner.collect()
+                done.moved = float(torch.linalg.vector_norm(me.local - before))
+        done.steps += 1
+        done.rows += len(rows)
+        done.weight += step.weight
+        done.loss += step.loss * step.weight
+    learner.collect()
+    done.lr = learner.lr
+    done.seconds = time.perf_counter() - began
+    return done
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators that models and datasets draw from."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
