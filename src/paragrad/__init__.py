@@ -1,1 +1,83 @@
 """Parallel gradient descent for PyTorch and Keras: the public names, loaded when first used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from paragrad import engines, schemes
+
+if TYPE_CHECKING:
+    from paragrad.check import check_scheme as check_scheme
+    from paragrad.engines import *  # noqa: F403
+    from paragrad.errors import Diverged as Diverged
+    from paragrad.errors import Interrupted as Interrupted
+    from paragrad.errors import ParagradError as ParagradError
+    from paragrad.errors import UsageError as UsageError
+    from paragrad.errors import WorkerError as WorkerError
+    from paragrad.learners.learner import Learner as Learner
+    from paragrad.learners.torch import TorchLearner as TorchLearner
+    from paragrad.result import Result as Result
+    from paragrad.run import Run as Run
+    from paragrad.run import Stop as Stop
+    from paragrad.schemes import *  # noqa: F403
+    from paragrad.schemes.scheme import Scheme as Scheme
+    from paragrad.train import train as train
+    from paragrad.types import Commit as Commit
+    from paragrad.types import Event as Event
+    from paragrad.types import Reply as Reply
+    from paragrad.types import Vector as Vector
+
+_HOMES = {
+    "train": "train",
+    "Result": "result",
+    "Run": "run",
+    "Stop": "run",
+    "Scheme": "schemes.scheme",
+    "Learner": "learners.learner",
+    "TorchLearner": "learners.torch",
+    "check_scheme": "check",
+    "Commit": "types",
+    "Reply": "types",
+    "Event": "types",
+    "Vector": "types",
+    "ParagradError": "errors",
+    "UsageError": "errors",
+    "WorkerError": "errors",
+    "Diverged": "errors",
+    "Interrupted": "errors",
+    **{name: f"schemes.{module}" for name, module in schemes.TABLE.items()},
+    **{name: f"engines.{module}" for module, name in engines.TABLE.values()},
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("paragrad")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paragrad' has no attribute {name!r}")
+    value = getattr(import_module(f"paragrad.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+class _Package(ModuleType):
+    """Importing the module ``paragrad.train`` must not hide the function ``paragrad.train`` behind it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOMES and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -123,7 +123,6 @@ class Center:
         self._aligned = scheme.held and quorum > 1
         self._round: list[Commit] = []
         self._owed: dict[int, _Pending] = {}
-        self._incarnations = [0] * workers
         self._refusals = [0] * workers
 
     def _make_state(
@@ -180,8 +179,8 @@ class Center:
     def join(self, worker: int, incarnation: int = 0) -> list[Reply]:
         """A worker, or the replacement of a lost one, is there and wants to begin."""
         self._check_rank(worker)
-        self._incarnations[worker] = incarnation
         self.live.add(worker)
+        self.leases.welcome(worker)
         pending = _Pending(sequence=-1 - incarnation, own=False, version=self.clock)
         if any(commit.worker == worker for commit in self._round) and self.scheme.held:
             # Its predecessor's commit waits in the round: it counts, and the newcomer begins after it.
@@ -361,10 +360,7 @@ class Center:
             replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
         done = [reply.worker for reply in replies if reply.done]
         self.live.difference_update(done)
-        if done and self._complete():
-            self._apply_round()
-            replies += self._release()
-        return replies
+        return replies + self._advance() if done else replies
 
     def _reply(self, worker: int, owed: _Pending, *, batches: tuple[int, ...], steps: int = 0) -> Reply:
         own = owed.own and (self.scheme.answers == "own" or owed.version == self.clock)
@@ -378,6 +374,7 @@ class Center:
             steps=steps,
             batches=batches,
             applied=owed.applied,
+            last=self.last(worker),
             done=not batches and len(self.leases.held(worker)) <= self._in_round(worker),
             progress=self.progress,
             buffers=self.state.buffers,

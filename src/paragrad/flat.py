@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,11 @@ class Flat:
         self._mirrored = not direct
         self._fill()
 
+    @property
+    def segment(self) -> Vector | None:
+        """The one vector that the tensors are views of, on their own device; None where they are of several types."""
+        return None if self.coarse or not self._segments else self._segments[0][2]
+
     def _fill(self) -> None:
         for lo, hi, segment in self._segments:
             for piece in self.pieces:
@@ -68,6 +73,11 @@ class Flat:
         """Let the tensors be views of another vector of the same length; its contents count."""
         if self._mirrored:
             raise UsageError("A module of several dtypes, or on a device, cannot share the center's memory.")
+        if vector.numel() != self.vector.numel() or vector.dtype != self.dtype or not vector.is_contiguous():
+            raise UsageError(
+                f"The tensors fill {self.vector.numel():,} values of {self.dtype}, but were to move to {vector.numel():,} of "
+                f"{vector.dtype}. Give a contiguous vector of the same length and type."
+            )
         self.vector = vector
         self._segments = [(0, vector.numel(), vector)]
         for piece in self.pieces:
@@ -92,33 +102,47 @@ class Flat:
         """Any vector of this length, cut and shaped as the tensors are."""
         return [vector[piece.lo : piece.hi].view(piece.tensor.shape) for piece in self.pieces]
 
-    def check(self) -> None:
-        """Raise where a tensor no longer lies in its place."""
+    def check(self, named: Iterable[tuple[str, torch.Tensor]] | None = None) -> None:
+        """Raise where a tensor no longer lies in its place, or is not the one of that name in ``named`` any more."""
+        now = None if named is None else dict(named)
         for piece in self.pieces:
-            lo, segment = next((lo, s) for lo, hi, s in self._segments if lo <= piece.lo and piece.hi <= hi and s.dtype)
+            lo, segment = next((lo, s) for lo, hi, s in self._segments if lo <= piece.lo and piece.hi <= hi)
             expected = segment.data_ptr() + (piece.lo - lo) * segment.element_size()
             tensor = piece.tensor
-            if tensor.numel() and (
-                tensor.data_ptr() != expected or tensor.dtype != segment.dtype or not tensor.is_contiguous()
-            ):
+            replaced = now is not None and now.get(piece.name) is not tensor
+            moved = tensor.data_ptr() != expected or tensor.dtype != segment.dtype or not tensor.is_contiguous()
+            if replaced or (tensor.numel() and moved):
                 raise UsageError(
-                    f"The {self.kind} {piece.name!r} was moved out of the model's flat vector, so training would be lost. Calls such as "
-                    ".double(), .to(memory_format=...), load_state_dict(assign=True) or flatten_parameters() do that: make "
-                    "them before training, on the model that is given to pg.train."
+                    f"The {self.kind} {piece.name!r} was moved out of the model's flat vector, so training would be lost. "
+                    "Calls such as .double(), .to(memory_format=...), load_state_dict(assign=True) or flatten_parameters() "
+                    "do that: make them before training, on the model that is given to pg.train."
                 )
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Raise where the shapes of a module depend on a first batch that it has not seen."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+            raise UsageError(f"Parameter {name!r} has no shape yet: run one batch through the lazy module before training.")
 
 
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that training moves; raise for those that no vector can hold."""
-    lazy = [n for n, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
-    if lazy:
-        raise UsageError(f"Parameter {lazy[0]!r} has no shape yet: run one batch through the lazy module before training.")
+    refuse_lazy(module)
     for name, child in module.named_modules():
         if getattr(child, "sparse", False) and isinstance(child, nn.Embedding | nn.EmbeddingBag):
             raise UsageError(
-                f"{type(child).__name__} {name!r} has sparse=True, but a flat vector holds dense gradients only: use sparse=False."
+                f"{type(child).__name__} {name!r} has sparse=True, but a flat vector holds dense gradients only: "
+                "use sparse=False."
             )
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    places: dict[int, str] = {}
+    for name, parameter in named:
+        if parameter.numel() and places.setdefault(parameter.data_ptr(), name) != name:
+            raise UsageError(
+                f"Parameters {places[parameter.data_ptr()]!r} and {name!r} are two objects that share memory, and would be "
+                "torn apart. Tie them by assigning the one Parameter to both modules."
+            )
     for name, parameter in named:
         if not parameter.is_floating_point():
             raise UsageError(f"Parameter {name!r} is {parameter.dtype}; only real floating parameters can be trained.")
@@ -129,14 +153,20 @@ def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def floating_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """State that is averaged: batch-norm statistics."""
-    return [(n, b) for n, b in module.named_buffers() if b is not None and b.is_floating_point()]
+    return [(n, b) for n, b in _kept(module) if b.is_floating_point()]
 
 
 def integer_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """State that follows the last commit: counters."""
-    return [
-        (n, b) for n, b in module.named_buffers() if b is not None and not b.is_floating_point() and not b.is_complex()
-    ]
+    return [(n, b) for n, b in _kept(module) if not b.is_floating_point() and not b.is_complex()]
+
+
+def _kept(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that are part of the model's state; those with ``persistent=False`` (masks, tables) are made anew."""
+    for prefix, child in module.named_modules():
+        for name, buffer in child.named_buffers(recurse=False):
+            if name not in child._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def _distinct(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -56,6 +56,8 @@ class Run:
     for each other, stolen where they do not."""
     stop: Stop = field(default_factory=Stop)
     callbacks: tuple[Callback, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """How the command line spelled data, model, loss and optimizer, so that run.toml can repeat the run."""
 
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "validate_every"):

@@ -60,6 +60,8 @@ class Reply:
     """False: the commit was refused or dropped, and ``value`` is the center to begin again from."""
     done: bool = False
     """No rows are left for this worker."""
+    last: int = 0
+    """The sequence of the worker's last applied commit; a newcomer counts on from there."""
     progress: float = 0.0
     """Share of the run's rows that have been used, for learning-rate schedules."""
     buffers: Vector | None = None

@@ -83,14 +83,14 @@ class Done:
 Answer: TypeAlias = Reply | Done | Vector | None
 
 
-def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, last: int = 0) -> Generator[Request, Answer, None]:
-    """Pull; then again and again: a window of local steps, a commit, its answer. ``last``: the last sequence used."""
+def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Request, Answer, None]:
+    """Pull; then again and again: a window of local steps, a commit, its answer."""
     reply = yield Join()
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
     if scheme.apart:
         yield Scatter()
-    leased = list(reply.batches)
+    leased, last = list(reply.batches), reply.last
     window, used = Done(), list[int]()
     while not reply.done or leased:
         scheme.begin(me)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paragrad.errors import UsageError
 from paragrad.types import Batches
 
 
@@ -41,10 +42,9 @@ class Leases:
 
     def remain(self, worker: int) -> bool:
         """Whether this worker holds, or can still be given, anything."""
-        if self._held[worker] or self._returned[worker]:
+        if self._held[worker] or any(self._returned[source] for source in self._sources(worker)):
             return True
-        columns = [0] if self.stolen else [worker, *self._orphans]
-        return any(self._next(column) is not None for column in columns) or (self.stolen and any(self._returned))
+        return any(self._next(column) is not None for column in self._shares(worker))
 
     def take(self, worker: int, count: int, *, aligned: bool = False) -> Batches:
         """Lease up to ``count`` further mini-batches to a worker.
@@ -54,8 +54,7 @@ class Leases:
         """
         taken = self._take_returned(worker, count)
         if not (aligned and taken):
-            columns = [0] if self.stolen else [worker, *self._orphans]
-            for column in columns:
+            for column in self._shares(worker):
                 while len(taken) < count and (position := self._next(column)) is not None:
                     here = self._cursors[column]
                     if aligned and position != self._at(column, here):
@@ -69,6 +68,13 @@ class Leases:
 
     def retire(self, worker: int, batches: Batches) -> None:
         """An applied commit used these."""
+        strange = sorted(set(batches).difference(self._held[worker]))
+        if strange:
+            raise UsageError(
+                f"Worker {worker} committed mini-batch {strange[0]}, which is not leased to it: use leased ones only."
+            )
+        if len(set(batches)) < len(batches):
+            raise UsageError(f"Worker {worker} committed a mini-batch twice, in {batches}: name each once.")
         for position in batches:
             self._held[worker].remove(position)
         self.used += len(batches)
@@ -83,6 +89,11 @@ class Leases:
         self.give_back(worker)
         if not self.stolen and worker not in self._orphans:
             self._orphans.append(worker)
+
+    def welcome(self, worker: int) -> None:
+        """A worker given up is back: what is left of its share is its own again."""
+        if worker in self._orphans:
+            self._orphans.remove(worker)
 
     def state(self) -> dict[str, Any]:
         """All of it as plain numbers, for a checkpoint."""
@@ -101,9 +112,7 @@ class Leases:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Leases:
         """The inverse of ``state``."""
-        leases = cls(
-            batches=state["batches"], epochs=state["epochs"], workers=state["workers"], stolen=state["stolen"]
-        )
+        leases = cls(batches=state["batches"], epochs=state["epochs"], workers=state["workers"], stolen=state["stolen"])
         leases.used = state["used"]
         leases._cursors = list(state["cursors"])
         leases._held = [list(h) for h in state["held"]]
@@ -111,10 +120,17 @@ class Leases:
         leases._orphans = list(state["orphans"])
         return leases
 
+    def _sources(self, worker: int) -> list[int]:
+        """Whose returned leases this worker may take, its own first."""
+        return [worker, *(range(self.workers) if self.stolen else self._orphans)]
+
+    def _shares(self, worker: int) -> list[int]:
+        """The columns of the table of rounds that this worker may take from, its own first."""
+        return [0] if self.stolen else [worker, *self._orphans]
+
     def _take_returned(self, worker: int, count: int) -> list[int]:
-        sources = [worker, *(range(self.workers) if self.stolen else self._orphans)]
         taken: list[int] = []
-        for source in sources:
+        for source in self._sources(worker):
             room = count - len(taken)
             taken += self._returned[source][:room]
             self._returned[source] = self._returned[source][room:]

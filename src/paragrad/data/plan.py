@@ -23,11 +23,18 @@ class Plan:
     _orders: dict[int, Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("rows", "batch_size", "epochs", "seed"):
+            if not isinstance(getattr(self, name), int | np.integer):
+                raise UsageError(f"{name}={getattr(self, name)!r}, but it must be a whole number.")
         for name in ("rows", "batch_size", "epochs"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}, but it must be at least 1.")
         if self.seed < 0:
             raise UsageError(f"seed={self.seed}, but a seed is 0 or more.")
+
+    def __reduce__(self) -> tuple[type[Plan], tuple[int, int, int, int]]:
+        # The permutations stay behind: they are drawn again where they are needed.
+        return type(self), (self.rows, self.batch_size, self.epochs, self.seed)
 
     @property
     def batches(self) -> int:

@@ -10,6 +10,10 @@ import torch
 from torch.utils.data import default_collate
 
 from paragrad.data.plan import Rows
+from paragrad.errors import UsageError
+
+TARGETS = ("y", "target", "targets", "label", "labels")
+"""Keys of a dict batch that hold what is to be predicted."""
 
 
 class Source(Protocol):
@@ -32,7 +36,7 @@ class Arrays:
         return self._length
 
     def batch(self, rows: Rows) -> Any:
-        index = torch.from_numpy(rows)
+        index = torch.from_numpy(np.ascontiguousarray(rows))
         return mapped(self.tree, lambda leaf: leaf.index_select(0, index))
 
     def select(self, rows: Rows) -> Arrays:
@@ -76,6 +80,21 @@ def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(tree, tuple | list):
         return tuple(mapped(value, function) for value in tree)
     return function(tree)
+
+
+def target_key(tree: dict[Any, Any]) -> str:
+    """The key of what is to be predicted."""
+    for key in TARGETS:
+        if key in tree:
+            return key
+    raise UsageError(f"A dict batch needs its target under one of {', '.join(TARGETS)}; it has {', '.join(map(str, tree))}.")
+
+
+def target_of(tree: Any) -> Any:
+    """What is to be predicted: the last of a tuple, the target key of a dict; a lone array is its own target."""
+    if isinstance(tree, dict):
+        return tree[target_key(tree)]
+    return tree[-1] if isinstance(tree, tuple | list) else tree
 
 
 def all_rows(source: Source, batch_size: int) -> list[Rows]:

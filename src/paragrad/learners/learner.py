@@ -22,7 +22,11 @@ class Step:
 
 @runtime_checkable
 class Learner(Protocol):
-    """One model as local steps on one flat vector; ``pg.train`` takes a function that makes one."""
+    """One model as local steps on one flat vector; ``pg.train`` takes a function that makes one.
+
+    Three further methods are used where they are there: ``warm_up(batch)`` before the start barrier;
+    ``scatter(seed)`` for schemes whose workers start apart; ``center_optimizer()`` for schemes that ship gradients.
+    """
 
     weights: Vector
     """All trained parameters, contiguous, float32 or float64, on the CPU; schemes read and write it between windows."""

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from paragrad.data.source import Source, all_rows, mapped
+from paragrad.data.source import TARGETS as TARGETS
+from paragrad.data.source import Source, all_rows, leaves, mapped, target_key
 from paragrad.errors import UsageError
 from paragrad.flat import Flat, floating_buffers, integer_buffers, trained
 from paragrad.learners.learner import Step
@@ -20,8 +21,7 @@ from paragrad.types import Vector
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 Metric: TypeAlias = Callable[[Any, Any], Any]
 
-TARGETS = ("y", "target", "targets", "label", "labels")
-"""Keys of a dict batch that hold what is to be predicted."""
+BY_CLASS = (nn.functional.cross_entropy, nn.functional.nll_loss)
 
 
 class TorchLearner:
@@ -36,6 +36,10 @@ class TorchLearner:
         metrics: Mapping[str, Metric] | None = None,
         device: str = "cpu",
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"The model is a {type(module).__name__}, but it must be a torch.nn.Module.")
+        trained(module)
+        _refuse_loss(loss)
         self.module = copy.deepcopy(module).to(device)
         self.device = torch.device(device)
         self.loss = copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
@@ -44,6 +48,13 @@ class TorchLearner:
         self._weights = Flat(trained(self.module))
         self._buffers = Flat(floating_buffers(self.module), kind="buffer")
         self._integers = Flat(integer_buffers(self.module), kind="buffer")
+        kept = {id(piece.tensor) for piece in (*self._buffers.pieces, *self._integers.pieces)}
+        self._places = [
+            (child, name, buffer)
+            for child in self.module.modules()
+            for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False)
+            if id(buffer) in kept
+        ]
         self._optimizer = FlatOptimizer(self._make, self.module, self._weights)
         self.module.train()
 
@@ -77,6 +88,10 @@ class TorchLearner:
 
     def collect(self) -> None:
         """Bring the vectors up to date with the module."""
+        for child, name, buffer in self._places:
+            now = child._buffers[name]
+            if now is not buffer:
+                self._put_back(child, name, buffer, now)
         self._weights.collect()
         self._buffers.collect()
         self._integers.collect()
@@ -88,8 +103,21 @@ class TorchLearner:
 
     def check(self) -> None:
         """Raise where a parameter no longer lies in the vector."""
-        self._weights.check()
+        self._weights.check(self.module.named_parameters())
         self._buffers.check()
+        self._integers.check()
+
+    @staticmethod
+    def _put_back(child: nn.Module, name: str, buffer: torch.Tensor, now: torch.Tensor | None) -> None:
+        # ``self.mean = 0.9 * self.mean + ...`` in a forward pass makes a new tensor, which is not in the vector.
+        if now is None or now.shape != buffer.shape:
+            raise UsageError(
+                f"Buffer {name!r} of {type(child).__name__} had the shape {tuple(buffer.shape)} and is now "
+                f"{None if now is None else tuple(now.shape)}. Keep its shape, or register it with persistent=False."
+            )
+        with torch.no_grad():
+            buffer.copy_(now)
+        child._buffers[name] = buffer
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -112,37 +140,49 @@ class TorchLearner:
 
     def warm_up(self, batch: Any) -> None:
         """One forward and backward pass that leaves no trace."""
-        buffers, integers = self.buffers.clone(), self.integers.clone()
-        self._backward(batch)
+        self.collect()
+        weights, buffers, integers = self.weights.clone(), self.buffers.clone(), self.integers.clone()
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self._backward(batch)
         self._optimizer.clear()
+        self.collect()
+        self.weights.copy_(weights)
         self.buffers.copy_(buffers)
         self.integers.copy_(integers)
         self.spread()
         self.check()
 
     def scatter(self, seed: int) -> None:
-        """Move to a random point: every submodule draws its parameters anew."""
-        generator_state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        for child in self.module.modules():
-            reset = getattr(child, "reset_parameters", None)
-            if callable(reset):
-                reset()
-        torch.set_rng_state(generator_state)
+        """Move to a random point: every submodule that has ``reset_parameters`` draws its parameters anew."""
+        before = self.weights.clone()
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            for child in self.module.modules():
+                reset = getattr(child, "reset_parameters", None) or getattr(child, "_reset_parameters", None)
+                if callable(reset):
+                    reset()
         self.collect()
         self.check()
+        if torch.equal(before, self.weights):
+            raise UsageError(
+                f"{type(self.module).__name__} cannot start from a random point: none of its modules has reset_parameters(). "
+                "Write one, or choose a scheme whose workers start together."
+            )
 
     def _backward(self, batch: Any) -> Step:
         inputs, target = split(self._moved(batch))
         self._optimizer.clear()
         output = call(self.module, inputs)
-        target = aligned(output, target)
+        target = aligned(output, target, self.loss)
         loss = self.loss(output, target)
+        if not isinstance(loss, torch.Tensor):
+            raise UsageError(f"The loss returned a {type(loss).__name__}; it must return a tensor of one number.")
         if loss.ndim:
             raise UsageError(
                 f"The loss returned a tensor of shape {tuple(loss.shape)}; it must return one number: use reduction='mean'."
             )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.gathered()
         return Step(loss=float(loss.detach()), weight=normaliser(self.loss, target))
 
     def _moved(self, batch: Any) -> Any:
@@ -163,11 +203,11 @@ class TorchLearner:
             for rows in all_rows(source, batch_size):
                 inputs, target = split(self._moved(source.batch(rows)))
                 output = call(self.module, inputs)
-                target = aligned(output, target)
+                target = aligned(output, target, self.loss)
                 found = {"loss": (float(self.loss(output, target)), normaliser(self.loss, target))}
                 right = accuracy(self.loss, output, target)
                 if right is not None:
-                    found["accuracy"] = (right, float(len(rows)))
+                    found["accuracy"] = (right, float(counted(self.loss, target).numel()))
                 for name, metric in self.metrics.items():
                     found[name] = (float(metric(output, target)), float(len(rows)))
                 for name, (value, weight) in found.items():
@@ -178,8 +218,8 @@ class TorchLearner:
         return {name: totals[name] / weights[name] if weights[name] else math.nan for name in totals}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The local optimiser's state."""
-        return self._optimizer.state()
+        """A copy of the local optimiser's state."""
+        return {name: tensor.clone() for name, tensor in self._optimizer.state().items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of ``state``."""
@@ -188,7 +228,22 @@ class TorchLearner:
     def center_optimizer(self) -> CenterOptimizer:
         """The same optimiser for the center, on a copy of the module in the center's own type."""
         module = copy.deepcopy(self.module).to("cpu", self.weights.dtype)
-        return CenterOptimizer(self._make, module, Flat(trained(module)))
+        now = dict(trained(module))
+        # In the workers' order, which goes by dtype first: here all are of one.
+        weights = Flat((piece.name, now[piece.name]) for piece in self._weights.pieces)
+        return CenterOptimizer(self._make, module, weights)
+
+
+def _refuse_loss(loss: Any) -> None:
+    if getattr(loss, "reduction", "mean") in ("sum", "none"):
+        raise UsageError(
+            f"{type(loss).__name__} has reduction={loss.reduction!r}, but workers' losses are joined as means: "
+            "use reduction='mean'."
+        )
+    if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+        raise UsageError(
+            f"{type(loss).__name__} has parameters of its own, which would never be trained: make them part of the model."
+        )
 
 
 # -- what a batch is, and what a loss means by it ---------------------------------------------------------------
@@ -197,9 +252,7 @@ class TorchLearner:
 def split(batch: Any) -> tuple[Any, Any]:
     """(inputs, target): the last of a tuple, the target key of a dict; a lone tensor is its own target."""
     if isinstance(batch, dict):
-        key = next((k for k in TARGETS if k in batch), None)
-        if key is None:
-            raise UsageError(f"A dict batch needs its target under one of {', '.join(TARGETS)}; it has {', '.join(map(str, batch))}.")
+        key = target_key(batch)
         return {k: v for k, v in batch.items() if k != key}, batch[key]
     if isinstance(batch, tuple | list):
         if len(batch) == 1:
@@ -217,28 +270,35 @@ def call(module: nn.Module, inputs: Any) -> Any:
     return module(inputs)
 
 
-def aligned(output: Any, target: Any) -> Any:
-    """A float output of shape (B, 1) against labels of shape (B,): torch would broadcast them into (B, B)."""
+def aligned(output: Any, target: Any, loss: Any = None) -> Any:
+    """A target in the shape of the output: torch would broadcast (B, 1) against labels of (B,) into (B, B)."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return target
-    if output.numel() == target.numel() and output.shape != target.shape:
+    if output.shape != target.shape:
+        classes = _by_class(loss) and not target.is_floating_point()
+        if classes or output.shape[:1] != target.shape[:1] or output.numel() != target.numel():
+            return target
         target = target.reshape(output.shape)
-    if output.shape == target.shape and not target.is_floating_point():
-        target = target.to(output.dtype)
+    return target if target.is_floating_point() else target.to(output.dtype)
+
+
+def counted(loss: Any, target: torch.Tensor) -> torch.Tensor:
+    """The targets that the loss does not ignore."""
+    if _by_class(loss) and not target.is_floating_point():
+        return target[target != getattr(loss, "ignore_index", -100)]
     return target
 
 
 def normaliser(loss: Any, target: Any) -> float:
     """What the loss divides by: rows, or the class weights of these rows, or the targets that are not ignored."""
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and isinstance(target, torch.Tensor):
-        if not target.is_floating_point():
-            counted = target[target != loss.ignore_index] if (target == loss.ignore_index).any() else target
-            if loss.weight is not None:
-                return float(loss.weight[counted].sum())
-            return float(counted.numel())
-    if isinstance(target, torch.Tensor):
-        return float(target.shape[0]) if target.ndim else 1.0
-    return float(len(target)) if hasattr(target, "__len__") else 1.0
+    first = leaves(target)[0]
+    if not isinstance(first, torch.Tensor) or not first.ndim:
+        return 1.0
+    if _by_class(loss) and not first.is_floating_point():
+        mine = counted(loss, first)
+        weight = getattr(loss, "weight", None)
+        return float(mine.numel() if weight is None else weight[mine].sum())
+    return float(first.shape[0])
 
 
 def accuracy(loss: Any, output: Any, target: Any) -> float | None:
@@ -246,10 +306,19 @@ def accuracy(loss: Any, output: Any, target: Any) -> float | None:
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
     if not target.is_floating_point() and output.ndim == target.ndim + 1:
-        classes = output.argmax(1)
-        return float((classes == target).float().mean())
+        right = output.argmax(1) == target
+        if _by_class(loss):
+            right = right[target != getattr(loss, "ignore_index", -100)]
+        return float(right.float().mean()) if right.numel() else 0.0
+    if _by_class(loss) and output.shape == target.shape and output.ndim > 1:
+        return float((output.argmax(1) == target.argmax(1)).float().mean())
     if isinstance(loss, nn.BCEWithLogitsLoss) or loss is nn.functional.binary_cross_entropy_with_logits:
         return float(((output > 0) == (target > 0.5)).float().mean())
-    if isinstance(loss, nn.BCELoss):
+    if isinstance(loss, nn.BCELoss) or loss is nn.functional.binary_cross_entropy:
         return float(((output > 0.5) == (target > 0.5)).float().mean())
     return None
+
+
+def _by_class(loss: Any) -> bool:
+    """Whether integer targets are numbers of classes to this loss."""
+    return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or any(loss is function for function in BY_CLASS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from paragrad.errors import UsageError, unknown
 from paragrad.flat import Flat
+from paragrad.options import parse_fields
 from paragrad.types import Vector
 
 OptimizerLike: TypeAlias = str | Callable[..., torch.optim.Optimizer]
@@ -41,15 +43,17 @@ def factory(optimizer: OptimizerLike, fields: Mapping[str, Any] | None = None) -
     if not isinstance(optimizer, str):
         if not callable(optimizer):
             raise UsageError(
-                f"optimizer={optimizer!r} is neither a name nor callable. Give a name ('adam:lr=0.001') or a factory "
-                "(functools.partial(torch.optim.Adam, lr=0.001)); an optimiser object belongs to one model and cannot be shared."
+                f"optimizer={optimizer!r} is neither a name nor callable. Give a name ('adam:lr=0.001') or a "
+                "factory (functools.partial(torch.optim.Adam, lr=0.001)); an optimiser object belongs to one model "
+                "and cannot be shared."
             )
         return optimizer
     known = names()
+    optimizer, written = parse_fields(optimizer)
     if optimizer.lower() not in known:
         raise unknown("optimizer", optimizer, known)
     kind = known[optimizer.lower()]
-    given = dict(fields or {})
+    given = {**written, **(fields or {})}
     accepted = [p for p in inspect.signature(kind).parameters if p != "params"]
     for field in given:
         if field not in accepted:
@@ -70,65 +74,64 @@ def takes_model(make: Callable[..., Any]) -> bool:
         first = next(iter(inspect.signature(make).parameters.values()), None)
     except (TypeError, ValueError):
         return False
-    return first is not None and (first.name in ("model", "module") or first.annotation in (nn.Module, "nn.Module"))
+    if first is None:
+        return False
+    hint = first.annotation
+    typed = issubclass(hint, nn.Module) if isinstance(hint, type) else str(hint).rpartition(".")[2] == "Module"
+    return first.name in ("model", "module") or typed
 
 
 class FlatOptimizer:
     """A torch optimiser bound to a module whose parameters lie in one vector.
 
-    ``flat`` mode hands it the vector as one parameter; ``pieces`` mode the module's own tensors.
+    ``flat`` mode hands it the vector as one parameter; ``pieces`` mode the module's own tensors. In flat mode the
+    gradient of a parameter that a batch does not use is zero, where plain PyTorch has none and passes it over.
     """
 
     def __init__(self, make: Callable[..., torch.optim.Optimizer], module: nn.Module, weights: Flat) -> None:
         self._weights = weights
         pieces = [piece.tensor for piece in weights.pieces]
-        whole = nn.Parameter(weights.vector) if not weights.coarse else None
         by_model = takes_model(make)
-        torch_optimizer = make(module if by_model else pieces)
-        self._refuse(torch_optimizer)
-        small = weights.vector.numel() < SMALL * len(pieces)
+        self.torch = make(module if by_model else pieces)
+        _refuse(self.torch, module)
         self.whole: nn.Parameter | None = None
-        if small and whole is not None and not by_model and type(torch_optimizer).__name__ in ELEMENTWISE:
-            self.whole = whole
-            torch_optimizer = make([whole])
-        self.torch = torch_optimizer
-        self._bind(torch.zeros_like(weights.vector) if self.whole is not None else None)
-
-    @staticmethod
-    def _refuse(optimizer: torch.optim.Optimizer) -> None:
-        name = type(optimizer).__name__
-        if name == "SparseAdam":
-            raise UsageError("SparseAdam needs sparse gradients, which a flat vector cannot hold: use Adam.")
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if name == "LBFGS" or (closure is not None and closure.default is inspect.Parameter.empty):
-            raise UsageError(
-                f"{name} calls a closure several times a step, which a scheme cannot exchange: choose an optimiser that makes one "
-                "step from one gradient, such as Adam or SGD."
-            )
-
-    def _bind(self, gradient: Vector | None) -> None:
-        self.gradient = gradient
-        if self.whole is not None:
-            assert gradient is not None
-            self.whole.grad = gradient
-            for piece, view in zip(self._weights.pieces, self._weights.views(gradient), strict=True):
-                piece.tensor.grad = view
+        self.gradient: Vector | None = None
+        self._views: list[torch.Tensor] = []
+        small = weights.vector.numel() < SMALL * len(pieces)
+        if small and weights.segment is not None and not by_model and _elementwise(self.torch, pieces):
+            self.whole = nn.Parameter(weights.segment)
+            self.torch = make([self.whole])
 
     @property
     def lr(self) -> float:
         """The first group's learning rate."""
-        return float(self.torch.param_groups[0]["lr"])
+        return float(self.torch.param_groups[0].get("lr", math.nan))
 
     def clear(self) -> None:
         """Before a backward pass."""
-        if self.gradient is not None:
-            self.gradient.zero_()
-        else:
+        if self.whole is None:
             for piece in self._weights.pieces:
                 piece.tensor.grad = None
+            return
+        if self.gradient is None:
+            self.gradient = torch.empty_like(self.whole.data)
+            self.whole.grad = self.gradient
+            self._views = self._weights.views(self.gradient)
+        self.gradient.zero_()
+        for piece, view in zip(self._weights.pieces, self._views, strict=True):
+            piece.tensor.grad = view
+
+    def gathered(self) -> None:
+        """After a backward pass: a model that calls zero_grad() itself has dropped the views of the flat gradient."""
+        if self.whole is None:
+            return
+        for piece, view in zip(self._weights.pieces, self._views, strict=True):
+            grad = piece.tensor.grad
+            if grad is not view:
+                view.zero_() if grad is None else view.copy_(grad)
 
     def step(self) -> None:
-        """After a backward pass."""
+        """One step from the gradient of the last backward pass."""
         self.torch.step()
 
     def gather(self, out: Vector) -> None:
@@ -144,24 +147,33 @@ class FlatOptimizer:
                 out[piece.lo : piece.hi].copy_(grad.reshape(-1))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Its state as named tensors; plain numbers are marked by a trailing #."""
+        """Its state as named tensors, live; plain numbers are marked by a trailing #."""
         tensors: dict[str, torch.Tensor] = {}
-        parameters = [p for group in self.torch.param_groups for p in group["params"]]
-        for index, parameter in enumerate(parameters):
+        for index, parameter in enumerate(self._parameters()):
             for key, value in self.torch.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     tensors[f"{index}.{key}"] = value
                 elif isinstance(value, int | float):
-                    tensors[f"{index}.{key}#"] = torch.tensor(float(value), dtype=torch.float64)
+                    tensors[f"{index}.{key}#"] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
         return tensors
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of ``state``."""
-        parameters = [p for group in self.torch.param_groups for p in group["params"]]
+        parameters = self._parameters()
         for name, tensor in state.items():
             index, key = name.split(".", 1)
-            mine = self.torch.state[parameters[int(index)]]
-            mine[key.rstrip("#")] = float(tensor) if key.endswith("#") else tensor.clone()
+            if int(index) >= len(parameters):
+                raise UsageError(
+                    f"The optimiser's state is of at least {int(index) + 1} tensors, but it has {len(parameters)} here. Go on "
+                    "with the model and optimiser that the state was saved with."
+                )
+            parameter = parameters[int(index)]
+            # torch keeps scalars (the step count) on the CPU, and the rest beside the parameter.
+            mine = tensor.clone() if tensor.ndim == 0 else tensor.to(parameter.device, copy=True)
+            self.torch.state[parameter][key.removesuffix("#")] = tensor.item() if key.endswith("#") else mine
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.torch.param_groups for parameter in group["params"]]
 
 
 class CenterOptimizer:
@@ -196,3 +208,30 @@ class CenterOptimizer:
         """The inverse of ``state``."""
         self._inner.load(state)
 
+
+def _elementwise(optimizer: torch.optim.Optimizer, pieces: list[torch.Tensor]) -> bool:
+    """Whether one flat vector is the same to it: of a kind that is so, with all tensors in one group."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    known = kind.__name__ in ELEMENTWISE and kind is getattr(torch.optim, kind.__name__)
+    # A factory may sort the tensors into groups by their shape, which the flat vector does not have.
+    return known and len(groups) == 1 and [id(p) for p in groups[0]["params"]] == [id(p) for p in pieces]
+
+
+def _refuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"The optimizer factory returned {name}, but it must return a torch.optim.Optimizer.")
+    if name == "SparseAdam":
+        raise UsageError("SparseAdam needs sparse gradients, which a flat vector cannot hold: use Adam.")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if name == "LBFGS" or (closure is not None and closure.default is inspect.Parameter.empty):
+        raise UsageError(
+            f"{name} calls a closure several times a step, which a scheme cannot exchange: choose an optimiser that makes one "
+            "step from one gradient, such as Adam or SGD."
+        )
+    mine = {id(parameter) for parameter in module.parameters()}
+    if any(id(parameter) not in mine for group in optimizer.param_groups for parameter in group["params"]):
+        raise UsageError(
+            f"The optimizer factory made {name} for tensors of another model, so that nothing would be trained here: each "
+            "worker has its own copy. Use the parameters (or the model) that the factory is called with."
+        )

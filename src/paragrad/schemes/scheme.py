@@ -136,7 +136,8 @@ class Scheme:
         if self.bound is None:
             return False
         counts = center.counts
-        return counts[worker] - min(counts[k] for k in center.working) > self.bound
+        slowest = min((counts[k] for k in center.working), default=counts[worker])
+        return counts[worker] - slowest > self.bound
 
     def begin(self, me: Replica) -> None:
         """Before each window."""

@@ -1,0 +1,336 @@
+"""check_scheme: the laws that every scheme must obey, on a problem small enough to be exact."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from paragrad import center as center_module
+from paragrad.data.plan import Plan
+from paragrad.data.source import Arrays, Source
+from paragrad.engines.serial import Serial, same
+from paragrad.errors import ParagradError
+from paragrad.job import Job
+from paragrad.learners.learner import Step
+from paragrad.replica import Replica
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import Commit, Vector
+
+SIZE = 7
+ROWS = 46
+BATCH = 4
+EPOCHS = 3
+
+
+class LawBroken(ParagradError, AssertionError):
+    """A scheme does not obey a law."""
+
+
+@dataclass
+class Bowl:
+    """A learner without a network: f(w) = mean over rows of ½ Σ hⱼ (wⱼ - xⱼ)², plain SGD, in float64."""
+
+    lr: float = 0.05
+    weights: Vector = field(default_factory=lambda: torch.linspace(-1.0, 2.0, SIZE, dtype=torch.float64))
+    buffers: Vector = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+    integers: Vector = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    curvature: Vector = field(default_factory=lambda: torch.linspace(0.5, 1.5, SIZE, dtype=torch.float64))
+
+    def _slope(self, batch: Any) -> tuple[Vector, Step]:
+        gap = self.weights - batch
+        loss = float((0.5 * self.curvature * gap**2).sum(1).mean())
+        return (self.curvature * gap).mean(0), Step(loss, float(len(batch)))
+
+    def step(self, batch: Any) -> Step:
+        slope, step = self._slope(batch)
+        self.weights.sub_(self.lr * slope)
+        return step
+
+    def gradient(self, batch: Any, out: Vector, accumulate: float = 0.0) -> Step:
+        slope, step = self._slope(batch)
+        out.copy_(slope if not accumulate else torch.lerp(out, slope, step.weight / (accumulate + step.weight)))
+        return step
+
+    def evaluate(self, source: Source, batch_size: int) -> dict[str, float]:
+        return {"loss": self._slope(source.batch(torch.arange(len(source)).numpy()))[1].loss}
+
+    def center_optimizer(self) -> _Descent:
+        return _Descent(self.lr)
+
+    def alias(self, vector: Vector) -> None:
+        self.weights = vector
+
+    def scatter(self, seed: int) -> None:
+        self.weights.copy_(torch.randn(SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+
+    def spread(self) -> bool:
+        return False
+
+    def collect(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        pass
+
+
+@dataclass
+class _Descent:
+    """The center's side of the same: plain SGD."""
+
+    lr: float
+
+    def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
+        vector.sub_(self.lr * scale * gradient)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        pass
+
+
+def check_scheme(scheme: Scheme, *, plain: bool = False) -> None:
+    """Run every law on a scheme; raise ``LawBroken`` with all that do not hold.
+
+    ``plain``: also that one worker is plain training, to a tolerance. That is true of schemes whose center takes a
+    lone worker's movement as it is (Downpour, model averaging), and not of elastic or normalised ones.
+    """
+    broken = []
+    laws: list[Callable[[Scheme], None]] = [*LAWS, *([one_worker_is_plain_training] if plain else [])]
+    for law in laws:
+        try:
+            law(scheme)
+        except (AssertionError, ParagradError, RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            broken.append(f"- {law.__name__.replace('_', ' ')}: {error}" or type(error).__name__)
+    if broken:
+        raise LawBroken(f"{scheme!r} breaks {len(broken)} of {len(laws)} laws:\n" + "\n".join(broken))
+
+
+# -- the laws -------------------------------------------------------------------------------------------------------
+
+
+def it_is_a_frozen_value(scheme: Scheme) -> None:
+    """Equal after a round trip through pickle, and usable as a key."""
+    assert pickle.loads(pickle.dumps(scheme)) == scheme, "it differs from its own pickled copy; write it as a frozen dataclass"
+    hash(scheme)
+
+
+def the_same_order_gives_the_same_bits(scheme: Scheme) -> None:
+    """Nothing random, nothing left over from an earlier run."""
+    first, second = _run(scheme, 3), _run(scheme, 3)
+    assert same(first.center.value, second.center.value), "two runs in the same order end at different centers"
+
+
+def every_row_is_used_once(scheme: Scheme) -> None:
+    """Whatever the order, dealt or stolen, with crashed workers too."""
+    for workers in (1, 2, 3):
+        for stolen in (False, True):
+            for crashes in (0, 4):
+                serial = _run(scheme, workers, stolen=stolen, seed=workers, crashes=crashes)
+                _used_once(serial)
+
+
+def steps_are_conserved(scheme: Scheme) -> None:
+    """Steps run = steps in applied commits + dropped + refused, the last short window included."""
+    serial = _serial(scheme, 3)
+    turned_away = 0
+
+    def refused(commit: Commit, why: str) -> None:
+        nonlocal turned_away
+        turned_away += commit.steps
+
+    serial.center.refused = refused
+    serial.run()
+    applied = sum(commit.steps for commit in serial.applied)
+    assert serial.steps_run == applied + turned_away, f"{serial.steps_run} steps were run, {applied} + {turned_away} accounted for"
+
+
+def the_clock_ticks_once_an_update(scheme: Scheme) -> None:
+    """And staleness is a number of updates, never negative."""
+    serial = _run(scheme, 3, seed=5)
+    rounds = len({id(commit) for commit in serial.applied}) if scheme.quorum(3) == 1 else None
+    clock = serial.center.clock
+    assert rounds is None or clock == rounds, f"{rounds} commits were applied, but the clock says {clock}"
+    assert all(0 <= commit.staleness <= clock for commit in serial.applied), "a commit has a staleness that cannot be"
+    assert clock >= 1
+
+
+def mean_staleness_is_the_number_of_others(scheme: Scheme) -> None:
+    """n equal workers, none waiting, each seeing the center in its answer: τ = n - 1 once all have begun."""
+    if scheme.quorum(3) != 1 or scheme.early or scheme.overlap or scheme.aliased or type(scheme).waits is not Scheme.waits:
+        return
+    serial = _serial(scheme, 3, stolen=True)
+    serial.run(commits=9)
+    seen = {commit.staleness for commit in serial.applied[3:]}
+    if type(scheme).adopt is Scheme.adopt:
+        assert seen == {2}, f"with 3 workers in turn every commit must be 2 updates stale, but they are {sorted(seen)}"
+
+
+def a_synchronous_round_does_not_depend_on_the_order_of_arrival(scheme: Scheme) -> None:
+    """Quorum n gives the same bits at any speeds."""
+    if scheme.quorum(3) != 3 or not scheme.held:
+        return
+    ends = [_run(scheme, 3, seed=seed).center.value for seed in (None, 1, 2)]
+    assert all(same(ends[0], end) for end in ends), "another order of arrival ends at another center"
+
+
+def blocks_are_as_good_as_the_whole(scheme: Scheme) -> None:
+    """What an element-wise scheme does block by block is what it does at once."""
+    if not scheme.elementwise:
+        return
+    whole = _run(scheme, 2).center.value
+    with patch.object(center_module, "BLOCK", 3):
+        blocks = _run(scheme, 2).center.value
+    assert same(whole, blocks), "elementwise = True, but in blocks of 3 elements the center ends elsewhere"
+
+
+def committing_moves_nothing(scheme: Scheme) -> None:
+    """``commit`` may change its slots; not the weights, the anchor or the center."""
+    if scheme.aliased:
+        return
+    me = Replica(torch.linspace(1, 2, SIZE, dtype=torch.float64), slots=scheme.worker_slots)
+    me.anchor = me.center = torch.linspace(0, 1, SIZE, dtype=torch.float64)
+    me.steps, me.lr = 2, 0.1
+    me.gradient.fill_(0.5)
+    before = (me.local.clone(), me.anchor.clone(), me.center.clone())
+    scheme.commit(me)
+    after = (me.local, me.anchor, me.center)
+    assert all(same(b, a) for b, a in zip(before, after, strict=True)), "commit() changed the weights, the anchor or the center"
+
+
+def a_repeated_commit_changes_nothing(scheme: Scheme) -> None:
+    """Exactly once: the same commit again is answered and not applied."""
+    serial = _serial(scheme, 1)
+    serial.run(commits=2)
+    sent = serial.actors[0].sent
+    assert sent is not None
+    before, clock = serial.center.value.clone(), serial.center.clock
+    serial.center.receive(sent)
+    assert serial.center.clock == clock, "a repeated commit was applied again"
+    assert same(before, serial.center.value), "a repeated commit moved the center"
+
+
+def nan_never_enters(scheme: Scheme) -> None:
+    """A commit that is not finite is refused, and its rows are done again."""
+    if scheme.aliased:
+        return
+    serial = _serial(scheme, 2)
+    serial.run(commits=2)
+    sent = serial.actors[0].sent
+    assert sent is not None
+    before = serial.center.value.clone()
+    bad = changed(sent, sequence=sent.sequence + 1, value=torch.full_like(sent.value, float("nan")), version=serial.center.clock)
+    replies = serial.center.receive(bad)
+    assert same(before, serial.center.value), "NaN moved the center"
+    mine = [reply for reply in replies if reply.worker == 0]
+    assert mine, "a refused worker got no answer"
+    assert not mine[0].applied, "a refused commit was called applied"
+
+
+def a_restored_center_goes_on(scheme: Scheme) -> None:
+    """From a snapshot in the middle: the clock goes on, and every row is used once over both halves."""
+    first = _serial(scheme, 2)
+    first.run(commits=4)
+    tensors, numbers = first.center.snapshot()
+    second = _serial(scheme, 2)
+    second.center.restore(tensors, numbers)
+    assert same(second.center.value, first.center.value), "the restored center differs"
+    clock = second.center.clock
+    second.applied = list(first.applied)
+    second.start()
+    second.run()
+    assert second.center.clock > clock, "the clock stood still after a restore"
+    _used_once(second)
+
+
+def it_descends(scheme: Scheme) -> None:
+    """At a small rate the center comes down a bowl with 1, 2 and 4 workers."""
+    source = _rows()
+    for workers in (1, 2, 4):
+        serial = _serial(scheme, workers, epochs=12)
+        start = Bowl().evaluate(source, ROWS)["loss"]
+        best = Bowl(weights=source.tree.mean(0)).evaluate(source, ROWS)["loss"]
+        serial.run()
+        end = Bowl(weights=serial.center.value).evaluate(source, ROWS)["loss"]
+        assert end - best < 0.7 * (start - best), f"with {workers} workers the loss went from {start:.3f} to {end:.3f} (best {best:.3f})"
+
+
+def one_worker_is_plain_training(scheme: Scheme) -> None:
+    """To a tolerance, since a + (w - a) rounds."""
+    plan, source, bowl = _plan(), _rows(), Bowl()
+    for position in range(plan.positions):
+        bowl.step(source.batch(plan.rows_of(position)))
+    serial = _run(scheme, 1)
+    gap = float((serial.center.value - bowl.weights).abs().max())
+    assert gap < 1e-12, f"one worker ends {gap:.1e} away from plain training"
+
+
+LAWS: list[Callable[[Scheme], None]] = [
+    it_is_a_frozen_value,
+    the_same_order_gives_the_same_bits,
+    every_row_is_used_once,
+    steps_are_conserved,
+    the_clock_ticks_once_an_update,
+    mean_staleness_is_the_number_of_others,
+    a_synchronous_round_does_not_depend_on_the_order_of_arrival,
+    blocks_are_as_good_as_the_whole,
+    committing_moves_nothing,
+    a_repeated_commit_changes_nothing,
+    nan_never_enters,
+    a_restored_center_goes_on,
+    it_descends,
+]
+
+
+# -- the problem ----------------------------------------------------------------------------------------------------
+
+
+def _rows() -> Arrays:
+    return Arrays(torch.randn(ROWS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+
+def _plan(epochs: int = EPOCHS) -> Plan:
+    return Plan(rows=ROWS, batch_size=BATCH, epochs=epochs, seed=0)
+
+
+def _serial(scheme: Scheme, workers: int, *, stolen: bool = False, epochs: int = EPOCHS) -> Serial:
+    return Serial(Job(scheme, lambda device: Bowl(), _rows(), None, _plan(epochs), ROWS), workers, stolen=stolen)
+
+
+def _run(scheme: Scheme, workers: int, *, stolen: bool = False, seed: int | None = None, crashes: int = 0) -> Serial:
+    """A whole run; with a seed in a random order, and with some workers crashing between two exchanges."""
+    serial = _serial(scheme, workers, stolen=stolen)
+    if seed is None:
+        serial.run()
+        return serial
+    dice = random.Random(seed)
+    serial.choose = dice.choice
+    for crash in range(crashes):
+        serial.run(commits=2 * crash + 1)
+        if serial.center.working:
+            serial.crash(dice.choice(serial.center.working))
+    serial.run()
+    return serial
+
+
+def _used_once(serial: Serial) -> None:
+    used = Counter(position for commit in serial.applied for position in commit.batches)
+    total = serial.job.plan.positions
+    never = total - len(used)
+    twice = [position for position, times in used.items() if times > 1]
+    assert not never, f"{never} of {total} mini-batches were never used"
+    assert not twice, f"mini-batches {twice[:5]} were used more than once"

@@ -1,0 +1,211 @@
+"""``paragrad doctor``: what this machine can run, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; what the core cannot do without is ``missing``, what only limits it a ``warning``."""
+
+    name: str
+    found: str
+    state: str = "ok"
+    remedy: str = ""
+
+
+def doctor() -> None:
+    """What this machine can run; exit 0 unless something is missing that the core needs."""
+    from rich.text import Text
+
+    from paragrad.cli.tables import console, table
+
+    made = table("", "what", "found", "what to do")
+    marks = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "missing": ("✗", "bold red")}
+    missing = False
+    for look in LOOKS:
+        try:
+            finding = look()
+        except Exception as error:  # a check that breaks is itself a finding
+            finding = Finding(
+                look.__name__, f"{type(error).__name__}: {error}", "missing", "The check itself failed; see the error."
+            )
+        missing |= finding.state == "missing"
+        made.add_row(Text(*marks[finding.state]), finding.name, Text(finding.found), Text(finding.remedy))
+    console.print(made)
+    console.print("This machine cannot run paragrad yet." if missing else "This machine can run paragrad.")
+    if missing:
+        raise typer.Exit(1)
+
+
+def python() -> Finding:
+    ok = sys.version_info >= (3, 11)
+    return Finding(
+        "Python", platform.python_version(), "ok" if ok else "missing", "" if ok else "Install Python 3.11 or newer."
+    )
+
+
+def system() -> Finding:
+    ok = sys.platform == "linux"
+    remedy = "" if ok else "The local engine needs Linux (memfd, eventfd); run it in a container or in WSL."
+    return Finding("system", f"{platform.system()} {platform.release()}", "ok" if ok else "missing", remedy)
+
+
+def pytorch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", f"cannot be imported: {error}", "missing", "pip install 'torch>=2.11'")
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    devices = f", {torch.cuda.device_count()} GPU" if torch.cuda.is_available() else ", no GPU"
+    if (major, minor) < (2, 11):
+        return Finding(
+            "torch", torch.__version__ + devices, "warning", "paragrad is tested with torch 2.11 and newer: upgrade."
+        )
+    return Finding("torch", torch.__version__ + devices)
+
+
+def cores() -> Finding:
+    usable = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    found = f"{usable} of {os.cpu_count()} usable" + (f", {quota:g} by the container's quota" if quota is not None else "")
+    limit = usable if quota is None else min(usable, quota)
+    if limit < 2:
+        return Finding("cores", found, "warning", "Workers share one core: no faster than one process. Give the job 2 or more.")
+    return Finding("cores", found)
+
+
+def threads() -> Finding:
+    import torch
+
+    usable, own = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    setting = os.environ.get("OMP_NUM_THREADS")
+    found = f"{own} in a plain process" + (f" (OMP_NUM_THREADS={setting})" if setting else "")
+    if own > usable:
+        return Finding(
+            "threads",
+            found,
+            "warning",
+            f"More than the {usable} usable cores; workers set their own, give --threads to choose.",
+        )
+    return Finding("threads", found)
+
+
+def memory() -> Finding:
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+    limit = _number("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    limited = limit is not None and limit < total
+    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free" + (
+        f", at most {limit / GIB:.1f} GiB here" if limited and limit else ""
+    )
+    if free < GIB:
+        return Finding("memory", found, "warning", "Each worker takes about 0.3 GiB and its model: take fewer workers.")
+    return Finding("memory", found)
+
+
+def shm() -> Finding:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return Finding("/dev/shm", "not there", "ok", "Not needed: the center lies in a memfd.")
+    size = stat.f_blocks * stat.f_frsize / GIB
+    small = "Small, but not needed: the center lies in a memfd." if size < 0.5 else ""
+    return Finding("/dev/shm", f"{size:.2f} GiB", "ok", small)
+
+
+def memfd() -> Finding:
+    import mmap
+
+    try:
+        fd = os.memfd_create("paragrad-doctor")
+        try:
+            os.posix_fallocate(fd, 0, mmap.PAGESIZE)
+            with mmap.mmap(fd, mmap.PAGESIZE) as memory_map:
+                memory_map[:4] = b"test"
+            os.close(os.eventfd(0))
+        finally:
+            os.close(fd)
+    except (OSError, AttributeError) as error:
+        return Finding(
+            "shared memory",
+            str(error),
+            "missing",
+            "The kernel must allow memfd_create and eventfd (Linux 3.17, no seccomp ban).",
+        )
+    return Finding("shared memory", "memfd and eventfd work")
+
+
+def forkserver() -> Finding:
+    began = time.monotonic()
+    child = multiprocessing.get_context("forkserver").Process(target=_nothing)
+    child.start()
+    child.join(30)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+    if child.exitcode != 0:
+        return Finding(
+            "processes",
+            f"a child ended with {child.exitcode}",
+            "missing",
+            "Starting processes must be allowed (ulimit -u, seccomp).",
+        )
+    return Finding("processes", f"a fork server and a child in {time.monotonic() - began:.2f} s")
+
+
+def disk() -> Finding:
+    runs = Path("runs") if Path("runs").exists() else Path()
+    where = str(runs.resolve())
+    if not os.access(runs, os.W_OK):
+        return Finding("run directory", f"{where} cannot be written to", "warning", "Run elsewhere, or give --out DIR.")
+    stat = os.statvfs(runs)
+    free = stat.f_bavail * stat.f_frsize / GIB
+    if free < 1:
+        return Finding(
+            "run directory",
+            f"{free:.2f} GiB free in {where}",
+            "warning",
+            "Checkpoints may not fit: give --out on another disk.",
+        )
+    return Finding("run directory", f"{free:.0f} GiB free in {where}")
+
+
+LOOKS: tuple[Callable[[], Finding], ...] = (python, system, pytorch, cores, threads, memory, shm, memfd, forkserver, disk)
+
+
+def cpu_quota() -> float | None:
+    """Cores that the container's quota allows, None where there is none."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    quota_us = _number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    period_us = _number("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
+
+
+def _number(*paths: str) -> int | None:
+    for path in paths:
+        try:
+            return int(Path(path).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,61 @@
+"""The command ``paragrad``: the commands it has, and what its exit status means."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paragrad.cli import data, doctor, engines, models, schemes, train
+from paragrad.errors import ParagradError, UsageError
+
+
+class Commands(TyperGroup):
+    """Turns what paragrad raises on purpose into a message and an exit status: 2 bad usage, 1 else."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ParagradError as error:
+            typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"paragrad {version('paragrad')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="paragrad",
+    cls=Commands,
+    help="Parallel gradient descent for PyTorch: choose how workers cooperate, and train.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", no_args_is_help=True)(train.train)
+app.command("schemes")(schemes.schemes)
+app.command("engines")(engines.engines)
+app.command("data")(data.data)
+app.command("models")(models.models)
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Parallel gradient descent for PyTorch: choose how workers cooperate, and train."""
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="paragrad")

@@ -1,0 +1,298 @@
+"""``paragrad train``: one run, from options and a run.toml to a table of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paragrad import options
+from paragrad.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paragrad.result import Result
+
+WHAT, HOW, WHEN, WHERE = "What is trained", "How the workers cooperate", "When it looks and stops", "Where it is written"
+DEFAULTS: Mapping[str, Any] = {
+    "model": "mlp",
+    "optimizer": "adam",
+    "scheme": "agn",
+    "engine": "local",
+    "epochs": 1,
+    "batch_size": 32,
+    "seed": 0,
+    "holdout": 0.2,
+}
+OF_ENGINE = ("workers", "threads", "on_failure")
+"""Options that are fields of the engine, so common that they have a flag of their own."""
+STOPPED = {
+    "finished": "All epochs are done.",
+    "seconds": "Stopped at the time limit.",
+    "target": "Stopped at the target.",
+    "patience": "Stopped early: validation got no better.",
+    "callback": "Stopped by a callback.",
+}
+
+
+def number(text: str) -> float | str:
+    """A number, or the word none."""
+    if text.lower() == "none":
+        return "none"
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor 'none'.") from None
+
+
+def train(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN.toml", help="Options from a file, such as a run directory's own run.toml; flags override it."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="What to train on: digits, file.npz (see: paragrad data).", rich_help_panel=WHAT
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py:FACTORY",
+            help="linear, mlp, mlp:1000-2000-1000, cnn, resnet8, or your function (see: paragrad models). \\[default: mlp]",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The loss. \\[default: what the labels look like]", rich_help_panel=WHAT)
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUE,...", help="Any of torch.optim, as adam:lr=0.001. \\[default: adam]", rich_help_panel=WHAT
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data. \\[default: 1]", rich_help_panel=WHAT)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Rows in one worker's mini-batch. \\[default: 32]", rich_help_panel=WHAT)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the weights, the order of rows, the hold-out. \\[default: 0]", rich_help_panel=WHAT)
+    ] = None,
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of rows kept for testing where the data has no test part. \\[default: 0.2]", rich_help_panel=WHAT
+        ),
+    ] = None,
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUE,...",
+            help="As agn:window=15 (see: paragrad schemes). \\[default: agn]",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUE,...",
+            help="Where workers run (see: paragrad engines). \\[default: local]",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many; short for --engine local:workers=N.", rich_help_panel=HOW)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Of each worker. \\[default: the cores there are, shared out]", rich_help_panel=HOW)
+    ] = None,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(metavar="raise|replace", help="When a worker's code raises. \\[default: raise]", rich_help_panel=HOW),
+    ] = None,
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            metavar="dealt|stolen", help="Batches dealt beforehand, or taken by whoever is ready.", rich_help_panel=HOW
+        ),
+    ] = None,
+    validate_every: Annotated[
+        float | None, typer.Option(parser=number, metavar="SECONDS|none", help="Time between looks at the test part. \\[default: 5]", rich_help_panel=WHEN)
+    ] = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option(parser=number, metavar="SECONDS|none", help="Time between checkpoints. \\[default: 60]", rich_help_panel=WHEN)
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(parser=number, metavar="SECONDS|none", help="Stop cleanly then.", rich_help_panel=WHEN)
+    ] = None,
+    target_accuracy: Annotated[
+        float | None,
+        typer.Option(parser=number, metavar="SHARE|none", help="Stop once the test part reaches it.", rich_help_panel=WHEN),
+    ] = None,
+    target_loss: Annotated[
+        float | None,
+        typer.Option(parser=number, metavar="LOSS|none", help="Stop once the test part reaches it.", rich_help_panel=WHEN),
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many validations in a row that are no better.", rich_help_panel=WHEN)
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="The run directory. \\[default: runs/<date>-<time>-<scheme>]", rich_help_panel=WHERE),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|auto",
+            help="Go on with the run in DIR; auto: with that in --out if it has begun.",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=WHERE)] = False,
+) -> None:
+    """Train a model with several workers.
+
+    paragrad train --data digits --model mlp --scheme agn:window=15 --workers 4 --epochs 20
+    """
+    given = {key: value for key, value in ctx.params.items() if key in options.CONFIG and value is not None}
+    given = {key: None if value == "none" else value for key, value in given.items()}
+    settings, going_on = gather(config, resume, given)
+    carry_out(settings, going_on, quiet)
+
+
+def gather(config: Path | None, resume: str | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool | str]:
+    """All settings of a run: the defaults, under those of a run that is resumed, under the file's, under the flags;
+    and whether it goes on from a checkpoint."""
+    settings = dict(DEFAULTS)
+    if config is not None:
+        from_file = options.read_config(config)
+        if (config.parent / "record.jsonl").exists():
+            from_file.pop("out", None)  # the directory of a run that was: repeating it needs another
+        _lay_over(settings, from_file)
+    _lay_over(settings, given)
+    if resume is None:
+        return settings, False
+    out = settings.get("out")
+    if resume != "auto":
+        if out is not None and Path(out).resolve() != Path(resume).resolve():
+            raise UsageError(
+                f"--resume {resume} and out {out!r} are two directories. A resumed run goes on in its own: leave out away."
+            )
+        out = resume
+    if out is None:
+        raise UsageError("--resume auto needs --out DIR, the directory to look into.")
+    own = Path(out) / "run.toml"
+    if resume != "auto" and not own.exists():
+        raise UsageError(
+            f"There is nothing to resume in {resume!r}: it has no run.toml. Give the directory of a run that has begun."
+        )
+    settings = dict(DEFAULTS)
+    if own.exists():
+        _lay_over(settings, options.read_config(own))
+    if config is not None:
+        _lay_over(settings, options.read_config(config))
+    _lay_over(settings, given)
+    return settings | {"out": out}, "auto" if resume == "auto" else True
+
+
+def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
+    """Settings that override others; an engine's own field overrides the short option for it below."""
+    if "engine" in upper:
+        for key in options.parse_fields(upper["engine"])[1]:
+            if key in upper:
+                raise UsageError(
+                    f"{key} is given twice, in engine {upper['engine']!r} and as {key}={upper[key]}: leave one out."
+                )
+            settings.pop(key, None)
+    settings.update(upper)
+
+
+def carry_out(settings: Mapping[str, Any], resume: bool | str, quiet: bool) -> None:
+    """Build what the settings name, train, and show the result."""
+    if settings.get("data") is None:
+        raise UsageError("Nothing says what to train on. Give --data digits, --data file.npz, or a RUN.toml that has data.")
+
+    from paragrad import engines, schemes
+    from paragrad.display import Display
+    from paragrad.run import Run, Stop
+
+    # The cheap checks come before the data is read.
+    scheme = options.parse(settings["scheme"], "scheme", schemes)
+    engine = options.parse(settings["engine"], "engine", engines)
+    for key in OF_ENGINE:
+        if settings.get(key) is not None:
+            if not hasattr(engine, key):
+                raise UsageError(f"{key}={settings[key]}, but engine {settings['engine']!r} has no such field: leave it out.")
+            engine = replace(engine, **{key: settings[key]})
+    stop = Stop(
+        seconds=settings.get("max_seconds"),
+        accuracy=settings.get("target_accuracy"),
+        loss=settings.get("target_loss"),
+        patience=settings.get("patience"),
+    )
+    display = Display(quiet=quiet, max_seconds=stop.seconds)
+    rhythm = {key: settings[key] for key in ("checkpoint_every", "validate_every", "shards") if key in settings}
+    spelled = {key: settings[key] for key in ("data", "model", "loss", "optimizer") if settings.get(key) is not None}
+    run = Run(out=settings.get("out"), resume=resume, stop=stop, callbacks=(display,), spelled=spelled, **rhythm)  # type: ignore[arg-type]
+
+    from paragrad import losses, models
+    from paragrad.data.load import split
+    from paragrad.train import train as begin
+
+    try:
+        parts = split(settings["data"], None, settings["holdout"], settings["seed"])
+        for note in parts.notes:
+            display.note(note)
+        if settings.get("loss") is not None:
+            loss = losses.build(settings["loss"])
+        else:
+            loss, sentence = losses.infer(parts.train)
+            display.note(sentence)
+        model = models.build(settings["model"], parts.train, losses.outputs(parts.train, loss), settings["seed"])
+        result = begin(
+            model,
+            parts.train,
+            validation=parts.validation,
+            loss=loss,
+            optimizer=settings["optimizer"],
+            scheme=scheme,
+            engine=engine,
+            epochs=settings["epochs"],
+            batch_size=settings["batch_size"],
+            seed=settings["seed"],
+            run=run,
+        )
+    finally:
+        display.close()
+    if not quiet:
+        show(result, display.console)
+
+
+def show(result: Result, console: Console) -> None:
+    """The few numbers that a run is judged by, and where the rest lies."""
+    from paragrad.cli.tables import table
+    from paragrad.display import number as figure
+
+    summary = result.summary
+    made = table("accuracy", "loss", "seconds", "samples/s", "commits", "mean staleness")
+    for column in made.columns:
+        column.style, column.justify = "", "right"
+    made.add_row(
+        figure(summary["test_accuracy"]),
+        figure(summary["test_loss"] if summary["test_loss"] is not None else summary["train_loss"]),
+        f"{summary['seconds']:.2f}",
+        f"{summary['samples_per_second']:,.0f}",
+        f"{summary['commits']:,}",
+        f"{summary['staleness']['mean']:.2f}",
+    )
+    console.print(made)
+    console.print(f"{STOPPED.get(result.stopped, result.stopped)} The run lies in {result.directory}", soft_wrap=True)

@@ -1,0 +1,99 @@
+"""A run's directory: everything about the run, and nothing about it anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from paragrad import checkpoint, options
+from paragrad.errors import UsageError
+from paragrad.learners.learner import Learner
+from paragrad.run import Run
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """``run.toml``, ``record.jsonl``, ``checkpoints/``, ``logs/``, ``model.safetensors``, ``summary.json``."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, run: Run, name: str) -> RunDirectory:
+        """Make the directory, or, to resume, take the one that is there."""
+        path = Path(run.out) if run.out is not None else _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"The run directory {path} is a file; give another --out.")
+        has_run = (path / "record.jsonl").exists()
+        if run.resume is True and not has_run:
+            raise UsageError(f"There is no run to resume in {path}: it has no record.jsonl.")
+        if not run.resume and path.exists() and any(path.iterdir()):
+            raise UsageError(
+                f"The run directory {path} is already used. Give another out=, or resume the run in it "
+                f"(pg.Run(out={str(path)!r}, resume=True), paragrad train --resume {path})."
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(f"The run directory {path} cannot be written to ({error.strerror}); give another out=.") from error
+        return cls(path)
+
+    def checkpoint(self, identity: dict[str, Any], notes: list[str]) -> checkpoint.Checkpoint | None:
+        """The newest sound checkpoint of this very run; its training, not its length, must be the same."""
+        found, passed = checkpoint.newest(self.path / "checkpoints")
+        notes += passed
+        if found is None:
+            if (self.path / "record.jsonl").exists():
+                notes.append(f"{self.path} has no sound checkpoint: the run begins anew.")
+            return None
+        before = found.numbers["identity"]
+        for key, value in identity.items():
+            if before.get(key) != value:
+                raise UsageError(
+                    f"The run in {self.path} was made with {key} {before.get(key)!r}, but now it is {value!r}: that would be another "
+                    "run. Give the same value, or another out=."
+                )
+        notes.append(f"The run goes on from update {found.numbers['clock']} (checkpoint {found.path.name}).")
+        return found
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """run.toml: everything needed to repeat the run."""
+        options.write_config(self.path / "run.toml", config)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """summary.json, whole or not at all."""
+        aside = self.path / ".summary.json.tmp"
+        aside.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        aside.rename(self.path / "summary.json")
+
+    def save_model(self, learner: Learner) -> None:
+        """model.safetensors: the module's own names, tied tensors once, aliases in the metadata."""
+        module = getattr(learner, "module", None)
+        tensors, aliases = {}, {}
+        first: dict[int, str] = {}
+        named = module.state_dict() if module is not None else {"weights": learner.weights, "buffers": learner.buffers}
+        for name, tensor in named.items():
+            original = first.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
+            if original != name:
+                aliases[name] = original
+            else:
+                tensors[name] = tensor.detach().cpu().contiguous().clone()
+        aside = self.path / ".model.safetensors.tmp"
+        save_file(tensors, aside, metadata={"format": "pt", "aliases": json.dumps(aliases)})
+        aside.rename(self.path / "model.safetensors")
+
+
+def _unused(path: Path) -> Path:
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

@@ -1,0 +1,321 @@
+"""What a run looks like while it goes on: a live view in a terminal, plain lines in a pipe, nothing when quiet."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from paragrad.types import Event
+
+REFRESH = 0.25
+"""Seconds between two pictures of the live view."""
+LINE = 5.0
+"""Seconds between two plain lines."""
+ROWS = 16
+"""Workers shown by name; the others are counted."""
+HEADINGS = f"{'worker':>6}{'pid':>10}{'commits':>10}{'samples/s':>13}{'loss':>11}{'staleness':>12}   state"
+STATES = {"warming up": "yellow", "running": "green", "lost": "bold red", "done": "dim"}
+
+
+@dataclass(slots=True)
+class _Worker:
+    pid: int = 0
+    incarnation: int = 0
+    commits: int = 0
+    rows: int = 0
+    loss: float = math.nan
+    staleness: int = 0
+    state: str = "warming up"
+    rate: float = 0.0
+    rows_before: int = 0
+
+
+class Display:
+    """A callback for the events of a run; ``close`` gives the terminal back, whatever happened.
+
+    A commit only changes a few numbers (microseconds); pictures are drawn from the callback, at most four a second.
+    """
+
+    def __init__(self, console: Console | None = None, *, quiet: bool = False, max_seconds: float | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._quiet = quiet
+        self._max_seconds = max_seconds
+        self._live: Live | None = None
+        self._workers: dict[int, _Worker] = {}
+        self._start: dict[str, Any] = {}
+        self._time = 0.0
+        self._began = 0.0
+        self._drawn = 0.0
+        self._next = math.inf
+        self._commits = self._rows = self._staleness = self._refused = 0
+        self._rows_resumed = 0
+        self._rows_before = 0
+        self._rate = 0.0
+        self._loss = math.nan
+        self._seen: dict[str, Any] = {}
+        self._ended = ""
+
+    def __call__(self, event: Event) -> None:
+        if self._quiet:
+            return
+        self._time = event.time
+        if event.kind == "commit":
+            self._commit(event.data)
+        elif hook := getattr(self, f"_on_{event.kind}", None):
+            hook(event.data)
+        now = time.monotonic()
+        if now >= self._next:
+            self._tick(now)
+
+    def close(self) -> None:
+        """Draw the last picture and give the terminal back; harmless when called twice."""
+        live, self._live = self._live, None
+        if live is not None:
+            self._rates(time.monotonic())
+            live.update(self.picture())
+            live.stop()
+
+    def note(self, message: str) -> None:
+        """Something the user should know."""
+        if not self._quiet:
+            self.console.print(Text(message))
+
+    def warn(self, message: str) -> None:
+        """Something the user must not miss."""
+        if self._quiet:
+            return
+        if self.console.is_terminal:
+            panel = Panel(
+                Text(message),
+                title="warning",
+                title_align="left",
+                border_style="bold yellow",
+                width=min(self.console.width, 100),
+            )
+            self.console.print(panel)
+        else:
+            self.console.print(Text(f"WARNING: {message}"), soft_wrap=True)
+
+    def _commit(self, data: Any) -> None:
+        worker = self._workers.get(data["worker"]) or self._workers.setdefault(data["worker"], _Worker())
+        rows, loss, staleness = data["rows"], data["loss"], data["staleness"]
+        worker.commits += 1
+        worker.rows += rows
+        worker.staleness = staleness
+        worker.state = "running"
+        self._commits += 1
+        self._rows += rows
+        self._staleness += staleness
+        if loss is not None and math.isfinite(loss):
+            worker.loss = loss
+            if self._commits == 1 or math.isnan(self._loss):
+                self._loss = loss
+            else:
+                self._loss += (loss - self._loss) * max(1 / self._commits, 0.2 / len(self._workers))
+
+    def _on_start(self, data: Any) -> None:
+        self._start = dict(data)
+        self._drawn = time.monotonic()
+        if self.console.is_terminal:
+            self._live = Live(self.picture(), console=self.console, auto_refresh=False, vertical_overflow="crop")
+            self._live.start(refresh=True)
+            self._next = self._drawn + REFRESH
+        else:
+            self._say(
+                f"{data['scheme']} on {data['engine']}: {data['workers']} workers, {data['parameters']:,} parameters, "
+                f"{data['rows']:,} rows, {data['epochs']} epochs, batches of {data['batch_size']}, seed {data['seed']}"
+            )
+            self._next = self._drawn + LINE
+
+    def _on_worker(self, data: Any) -> None:
+        worker = self._workers.setdefault(data["rank"], _Worker())
+        worker.pid, worker.incarnation, worker.state = data["pid"], data["incarnation"], "warming up"
+
+    def _on_go(self, data: Any) -> None:
+        self._began = self._time
+        for worker in self._workers.values():
+            worker.state = "running"
+
+    def _on_lost(self, data: Any) -> None:
+        self._workers.setdefault(data["rank"], _Worker()).state = "lost"
+        self._say(f"Worker {data['rank']} (pid {data['pid']}) was lost: {data['reason']}", style="red")
+
+    def _on_refused(self, data: Any) -> None:
+        if data["why"] == "late":  # part of the scheme, not a fault
+            return
+        self._refused += 1
+        if self._refused <= 3:  # later ones are only counted
+            self._say(f"Commit {data['sequence']} of worker {data['worker']} was refused: {data['why']}", style="red")
+
+    def _on_validation(self, data: Any) -> None:
+        self._seen = dict(data)
+        if self._live is None:
+            self._tick(time.monotonic())
+
+    def _on_resume(self, data: Any) -> None:
+        self._rows_resumed = int(data.get("rows", 0))
+        self._say(f"Goes on from {data['path']}, at update {data['clock']:,}.")
+
+    def _on_note(self, data: Any) -> None:
+        self.note(data["message"])
+
+    def _on_warning(self, data: Any) -> None:
+        self.warn(data["message"])
+
+    def _on_end(self, data: Any) -> None:
+        self._ended = data["reason"]
+        for worker in self._workers.values():
+            if worker.state != "lost":
+                worker.state = "done"
+        if self._live is None:
+            self._rates(time.monotonic())
+            self._say(f"{self._line()}  ended: {self._ended}")
+        self._next = math.inf
+        self.close()
+
+    def _say(self, text: str, style: str = "") -> None:
+        self.console.print(Text(text, style), soft_wrap=True)
+
+    def _tick(self, now: float) -> None:
+        self._rates(now)
+        if self._live is not None:
+            self._next = now + REFRESH
+            self._live.update(self.picture(), refresh=True)
+        else:
+            self._next = now + LINE
+            self._say(self._line())
+
+    def _rates(self, now: float) -> None:
+        """Samples a second since the last picture, smoothed over some two seconds; over the whole run once it has ended."""
+        gone, self._drawn = now - self._drawn, now
+        for worker in self._workers.values():
+            worker.rate = self._smoothed(worker.rate, worker.rows, worker.rows_before, gone)
+            worker.rows_before = worker.rows
+        self._rate = self._smoothed(self._rate, self._rows, self._rows_before, gone)
+        self._rows_before = self._rows
+
+    def _smoothed(self, rate: float, rows: int, before: int, gone: float) -> float:
+        if self._ended:
+            return rows / (self._time - self._began) if self._time > self._began else 0.0
+        if gone <= 0:
+            return rate
+        fresh = (rows - before) / gone
+        return fresh if rate == 0 else rate + (fresh - rate) * -math.expm1(-gone / 2.0)
+
+    @property
+    def _share(self) -> float:
+        total = self._start.get("rows", 0) * self._start.get("epochs", 0)
+        return min(1.0, (self._rows + self._rows_resumed) / total) if total else 0.0
+
+    def _left(self) -> str:
+        """The time left, from the rows used so far in this run."""
+        total = self._start.get("rows", 0) * self._start.get("epochs", 0)
+        gone = self._time - self._began
+        if self._ended or not self._rows or gone <= 0:
+            return ""
+        left = (total - self._rows_resumed - self._rows) * gone / self._rows
+        if self._max_seconds is not None:
+            left = min(left, self._max_seconds - gone)
+        return f"{duration(max(0.0, left))} left"
+
+    def _figures(self) -> list[tuple[str, str]]:
+        figures = [("samples/s", f"{self._rate:,.0f}"), ("loss", number(self._loss))]
+        if "accuracy" in self._seen:
+            figures.append(("test accuracy", number(self._seen["accuracy"])))
+        elif "loss" in self._seen:
+            figures.append(("test loss", number(self._seen["loss"])))
+        mean = self._staleness / self._commits if self._commits else 0.0
+        figures += [("commits", f"{self._commits:,}"), ("staleness", f"{mean:.2f}")]
+        if self._refused:
+            figures.append(("refused", f"{self._refused:,}"))
+        return figures
+
+    def _epoch(self) -> str:
+        epochs = self._start.get("epochs", 0)
+        return f"epoch {min(epochs, int(self._share * epochs) + 1)}/{epochs}"
+
+    def _line(self) -> str:
+        figures = "  ".join(f"{name} {value}" for name, value in self._figures())
+        left = self._left()
+        return f"{duration(self._time)}  {self._epoch()} ({self._share:.0%})  {figures}" + (f"  {left}" if left else "")
+
+    def picture(self) -> RenderableType:
+        """The live view as it is now."""
+        width = min(self.console.width, 100)
+        body: list[RenderableType] = [self._bar(width - 4), self._headline(), Text(), self._rows_of_workers()]
+        start = self._start
+        title = Text.assemble(
+            ("paragrad", "bold"), "  ", (str(start.get("scheme", "")), "bold cyan"), f"  on {start.get('engine', '')}"
+        )
+        foot = Text(str(start.get("directory", "")), "dim")
+        return Panel(
+            Group(*body),
+            title=title,
+            title_align="left",
+            subtitle=foot,
+            subtitle_align="right",
+            border_style="cyan",
+            width=width,
+        )
+
+    def _bar(self, width: int) -> RenderableType:
+        after = f" {self._share:4.0%}  {duration(self._time)}" + (f", {self._left()}" if self._left() else "")
+        if self._ended:
+            after = f" {self._share:4.0%}  {duration(self._time)}, {self._ended}"
+        elif not self._commits:
+            after = "   workers warm up"
+        epoch = f"{self._epoch()}  "
+        grid = Table.grid()
+        room = max(10, width - cell_len(epoch) - 34)
+        bar = ProgressBar(total=1.0, completed=self._share, width=room, complete_style="cyan", finished_style="green")
+        grid.add_row(Text(epoch, "bold"), bar, Text(after))
+        return grid
+
+    def _headline(self) -> RenderableType:
+        parts: list[Any] = []
+        for name, value in self._figures():
+            parts += [(value, "bold"), (f" {name}", "dim"), "   "]
+        return Padding(Text.assemble(*parts[:-1], no_wrap=True, overflow="ellipsis"), (1, 0, 0, 0))
+
+    def _rows_of_workers(self) -> RenderableType:
+        """Lines of fixed columns: a rich Table of sixteen rows takes four times as long."""
+        lines: list[Any] = [(HEADINGS, "dim")]
+        for rank in sorted(self._workers)[:ROWS]:
+            worker = self._workers[rank]
+            staleness = str(worker.staleness) if worker.commits else "–"
+            figures = (
+                f"\n{rank:>6}{worker.pid:>10}{worker.commits:>10,}{worker.rate:>13,.0f}{number(worker.loss):>11}{staleness:>12}   "
+            )
+            lines += [figures, (f"● {worker.state}", STATES[worker.state])]
+            if worker.incarnation:
+                lines.append((f"  (replaced {worker.incarnation}×)", "dim"))
+        if len(self._workers) > ROWS:
+            lines.append((f"\n   … and {len(self._workers) - ROWS} more", "dim"))
+        return Text.assemble(*lines, no_wrap=True, overflow="ellipsis")
+
+
+def number(value: float | None) -> str:
+    """Four digits of a figure, or a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit a person would use."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"

@@ -1,0 +1,397 @@
+"""The local engine: worker processes and shared memory on one machine; this process alone applies commits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
+
+import torch
+
+from paragrad.center import Center
+from paragrad.data.leases import Leases
+from paragrad.engines import processes
+from paragrad.engines.localworker import Post, evaluator_main, worker_main
+from paragrad.engines.notes import Notes
+from paragrad.engines.processes import Fd
+from paragrad.engines.shared import Parcel, Segment
+from paragrad.engines.slot import MESSAGE, Op, Slot
+from paragrad.errors import UsageError, WorkerError
+from paragrad.job import Job
+from paragrad.learners.learner import Learner
+from paragrad.session import Session
+from paragrad.types import Reply
+
+DEATHS = 3
+"""Deaths of one worker without a commit in between that end the run."""
+
+TICK = 0.5
+"""Seconds between looks at the clock and at stopped workers."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Worker processes on this machine, exchanging through shared memory. Needs nothing else."""
+
+    workers: int = 2
+    threads: int | None = None
+    """Threads of each worker; by default the cores that this process may use, shared out."""
+    on_failure: Literal["raise", "replace"] = "raise"
+    """What a worker's exception does: end the run, or have the worker replaced as if it had been killed."""
+    replace_after: float = 5.0
+    """Seconds until others no longer wait for a lost worker, and until a stopped one is given up."""
+    device: str = "cpu"
+    """Where the workers' models are; the center stays in main memory."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"workers={self.workers}, but at least 1 worker is needed.")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads={self.threads}, but a worker needs at least 1 thread.")
+        if self.on_failure not in ("raise", "replace"):
+            raise UsageError(f"on_failure={self.on_failure!r}, but a failure can 'raise' or 'replace'.")
+
+    @property
+    def threads_each(self) -> int:
+        """Threads of each worker."""
+        return self.threads or max(1, processes.usable_cores() // self.workers)
+
+    def prepare(self) -> None:
+        """Begin to start what takes time, beside whatever else is done before ``run``."""
+        processes.server()
+
+    def run(self, job: Job, session: Session, learner: Learner) -> Center:
+        """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
+        with _one_thread(), _Crew(self, job, session, learner) as crew:
+            crew.work()
+            return crew.center
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The applier works in blocks on one core: torch's own threads would spin beside the workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass
+class _Member:
+    """One child process and what is known of it."""
+
+    process: BaseProcess
+    notes: Notes
+    incarnation: int = 0
+    commits: int = 0
+    deaths: int = 0
+    ready: bool = False
+    finished: bool = False
+    lost_at: float | None = None
+    stopped_at: float | None = None
+    given_up: bool = False
+    error: dict[str, Any] | None = field(default=None)
+
+
+class _Crew:
+    """The parent's side of one run: starts workers, applies their commits in the order of the pipe, replaces the lost."""
+
+    def __init__(self, engine: Local, job: Job, session: Session, learner: Learner) -> None:
+        self.engine = engine
+        self.job = job
+        self.session = session
+        self._segment = Segment()
+        plan, scheme = job.plan, job.scheme
+        stolen = session.run.shards == "stolen" or (session.run.shards == "auto" and scheme.quorum(engine.workers) == 1)
+        optimizer = learner.center_optimizer() if scheme.ships == "gradient" else None  # type: ignore[attr-defined]
+        self.center = Center(
+            scheme,
+            learner.weights,
+            workers=engine.workers,
+            leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=engine.workers, stolen=stolen),
+            buffers=learner.buffers,
+            integers=learner.integers,
+            optimizer=optimizer,
+            allocate=self._segment.allocate,
+        )
+        session.attach(self.center)
+        self._window = min(plan.positions, scheme.window + scheme.overlap)
+        self._slots = [
+            Slot.make(
+                self._segment.allocate,
+                rank,
+                scheme,
+                like=learner.weights,
+                buffers=learner.buffers.numel(),
+                integers=learner.integers.numel(),
+                window=self._window,
+            )
+            for rank in range(engine.workers)
+        ]
+        self._parcel = Parcel(job)
+        self._messages, self._mouth = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self._mouth, True)
+        self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(engine.workers + 1)]
+        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._members: list[_Member] = []
+        self._evaluator: _Member | None = None
+        self._poll = select.poll()
+        self._what: dict[int, tuple[str, int]] = {}
+        self._watch(self._messages, "messages", 0)
+        self._watch(self._wake, "wake", 0)
+        self._begun = False
+        self._checkpoint_asked = False
+        self._partial = b""
+        self._old_handlers: dict[int, Any] = {}
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> _Crew:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                self._old_handlers[number] = signal.signal(number, self._on_signal)
+            self._old_wakeup = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in [*self._members, *([self._evaluator] if self._evaluator else [])]:
+            processes.kill(member.process)
+            member.notes.close()
+        if self._old_handlers:
+            signal.set_wakeup_fd(self._old_wakeup)
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
+        self._parcel.close()
+        self._segment.close()
+        for fd in (self._messages, self._mouth, self._wake, self._waker, *self._doorbells):
+            os.close(fd)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if number == signal.SIGUSR1:
+            self._checkpoint_asked = True
+            return
+        if self.session.stopped == "interrupted":
+            for member in self._members:
+                with contextlib.suppress(ProcessLookupError):
+                    member.process.kill()
+            raise KeyboardInterrupt
+        self.session.stop("interrupted")
+
+    # -- the run --------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Start everyone, pass the start barrier, apply commits until the rows are used up or a stop is asked for."""
+        for rank in range(self.engine.workers):
+            self._members.append(self._start(rank, incarnation=0))
+        while not all(member.ready for member in self._members) and self.session.stopped is None:
+            self._turn()
+        if self.session.stopped is None:
+            self._begun = True
+            self.session.go()
+            replies: list[Reply] = []
+            for rank in range(self.engine.workers):
+                replies += self.center.join(rank, self._members[rank].incarnation)
+            self._deliver(replies)
+        while self.session.stopped is None and not all(member.finished for member in self._members):
+            self._turn()
+        self.session.end()
+
+    def _turn(self) -> None:
+        """Wait for the next thing to happen, and see to it."""
+        timeout = min(TICK, self.session.next_due())
+        for fd, _ in self._poll.poll(max(1, timeout * 1000)):
+            kind, rank = self._what.get(fd, ("", 0))
+            if kind == "messages":
+                self._hear()
+            elif kind == "wake":
+                os.read(fd, 4096)
+            elif kind == "death":
+                self._on_death(rank)
+            elif kind == "notes":
+                self._on_notes(rank)
+        self._on_clock()
+
+    def _hear(self) -> None:
+        try:
+            data = self._partial + os.read(self._messages, MESSAGE.size * 64)
+        except BlockingIOError:
+            return
+        whole = len(data) - len(data) % MESSAGE.size
+        self._partial = data[whole:]
+        for worker, op, incarnation, sequence in MESSAGE.iter_unpack(data[:whole]):
+            if op == Op.COMMIT:
+                self._on_commit(worker, sequence)
+            elif op == Op.READY:
+                self._on_ready(worker, incarnation)
+            elif op == Op.LEFT:
+                self._members[worker].finished = True
+
+    def _on_commit(self, worker: int, sequence: int) -> None:
+        commit = self._slots[worker].get_commit(self.job.scheme.parts)
+        assert commit.sequence == sequence, f"slot {worker} holds commit {commit.sequence}, the pipe says {sequence}"
+        member = self._members[worker]
+        member.commits += 1
+        member.deaths = 0
+        self._deliver(self.center.receive(commit))
+
+    def _on_ready(self, worker: int, incarnation: int) -> None:
+        member = self._members[worker]
+        member.ready = True
+        member.lost_at = None
+        member.given_up = False
+        if self._begun:
+            self._deliver(self.center.join(worker, incarnation))
+
+    def _deliver(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            self._slots[reply.worker].put_reply(reply)
+            os.eventfd_write(self._doorbells[reply.worker], 1)
+
+    # -- the clock ------------------------------------------------------------------------------------------
+
+    def _on_clock(self) -> None:
+        session = self.session
+        if self._checkpoint_asked:
+            self._checkpoint_asked = False
+            session.checkpoint()
+        session.attend()
+        if self.job.validation is not None and session.validation_due():
+            if self._evaluator is None:
+                self._evaluator = self._start(self.engine.workers, incarnation=0, evaluator=True)
+            os.eventfd_write(self._doorbells[-1], 1)
+        now = time.monotonic()
+        for rank, member in enumerate(self._members):
+            if member.finished:
+                continue
+            if member.lost_at is not None and not member.given_up and now - member.lost_at > self.engine.replace_after:
+                member.given_up = True
+                if self._begun:
+                    self._deliver(self.center.leave(rank))
+            if member.process.pid is not None and processes.is_stopped(member.process.pid):
+                member.stopped_at = member.stopped_at or now
+                if now - member.stopped_at > self.engine.replace_after:
+                    member.process.kill()
+            else:
+                member.stopped_at = None
+
+    # -- children -------------------------------------------------------------------------------------------
+
+    def _start(self, rank: int, *, incarnation: int, evaluator: bool = False) -> _Member:
+        logs = self.session.directory / "logs"
+        logs.mkdir(exist_ok=True)
+        name = "evaluator" if evaluator else f"worker-{rank}"
+        notes = Notes()
+        log = os.open(logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        post = Post(
+            rank=rank,
+            incarnation=incarnation,
+            workers=self.engine.workers,
+            threads=1 if evaluator else self.engine.threads_each,
+            device=self.engine.device,
+            parcel=Fd(self._parcel.fd),
+            parcel_start=self._parcel.start,
+            parcel_size=self._parcel.size,
+            segment=Fd(self._segment.fd),
+            layout=self._segment.layout,
+            messages=Fd(self._mouth),
+            doorbell=Fd(self._doorbells[rank]),
+            notes=Fd(notes.mouth),
+            log=Fd(log),
+            window=self._window,
+        )
+        process = processes.start(evaluator_main if evaluator else worker_main, post, name=f"paragrad-{name}")
+        os.close(log)
+        notes.seal()
+        self._watch(process.sentinel, "death", rank)
+        self._watch(notes.fd, "notes", rank)
+        if not evaluator:
+            self.session.emit("worker", rank=rank, pid=process.pid, incarnation=incarnation)
+        return _Member(process, notes, incarnation=incarnation)
+
+    def _on_notes(self, rank: int) -> None:
+        member = self._evaluator if rank == self.engine.workers else self._members[rank]
+        assert member is not None
+        for message in member.notes.read():
+            if "error" in message:
+                member.error = message
+            elif "found" in message:
+                self.session.validated(message["found"], message["clock"], message["seconds"])
+        if member.notes.ended:
+            self._unwatch(member.notes.fd)
+
+    def _on_death(self, rank: int) -> None:
+        if rank == self.engine.workers:
+            self._on_evaluator_death()
+            return
+        member = self._members[rank]
+        self._unwatch(member.process.sentinel)
+        self._on_notes(rank)
+        self._unwatch(member.notes.fd)
+        self._hear_all()
+        member.process.join()
+        code = member.process.exitcode
+        if member.finished or (code == 0 and member.error is None and member.commits and self._is_done(rank)):
+            member.finished = True
+            return
+        reason = processes.describe_exit(code)
+        self.session.emit(
+            "lost", rank=rank, pid=member.process.pid, incarnation=member.incarnation, reason=member.error or reason
+        )
+        log = self.session.directory / "logs" / f"worker-{rank}.log"
+        if member.error is not None and self.engine.on_failure == "raise":
+            raise WorkerError(rank, f"it raised an exception.\n\n{member.error['error'].rstrip()}\n\nIts log is {log}.")
+        member.deaths += 1
+        if member.deaths >= DEATHS:
+            detail = f"\n\n{member.error['error'].rstrip()}" if member.error else ""
+            raise WorkerError(
+                rank, f"it {reason} {DEATHS} times without making a commit, so the run is ended. Its log is {log}.{detail}"
+            )
+        member.notes.close()
+        replacement = self._start(rank, incarnation=member.incarnation + 1)
+        replacement.commits = member.commits
+        replacement.deaths = member.deaths
+        replacement.lost_at = member.lost_at or time.monotonic()
+        replacement.given_up = member.given_up
+        self._members[rank] = replacement
+
+    def _on_evaluator_death(self) -> None:
+        member = self._evaluator
+        assert member is not None
+        self._on_notes(self.engine.workers)
+        self._unwatch(member.process.sentinel)
+        self._unwatch(member.notes.fd)
+        member.process.join()
+        why = member.error["error"] if member.error else processes.describe_exit(member.process.exitcode)
+        member.notes.close()
+        self._evaluator = None
+        if member.error is not None:
+            raise WorkerError(-1, f"validation raised an exception.\n\n{why}")
+        self.session.emit("warning", message=f"The process that validates {why}; it is started again when next needed.")
+        self.session.skip_validation()
+
+    def _hear_all(self) -> None:
+        """A dead worker's last messages may still be in the pipe: what it committed counts."""
+        ready = select.poll()
+        ready.register(self._messages, select.POLLIN)
+        while ready.poll(0):
+            self._hear()
+
+    def _is_done(self, rank: int) -> bool:
+        return rank not in self.center.live
+
+    def _watch(self, fd: int, kind: str, rank: int) -> None:
+        self._what[fd] = (kind, rank)
+        self._poll.register(fd, select.POLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._what.pop(fd, None) is not None:
+            self._poll.unregister(fd)

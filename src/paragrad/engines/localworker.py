@@ -1,0 +1,248 @@
+"""A worker process of the local engine: drives the worker's loop over shared memory, a pipe and a doorbell."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import struct
+import sys
+import termios
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import replace as changed
+
+import torch
+
+from paragrad.engines.processes import Fd
+from paragrad.engines.shared import Segment, open_parcel
+from paragrad.engines.slot import MESSAGE, Op, Slot
+from paragrad.job import Job
+from paragrad.learners.learner import Learner
+from paragrad.replica import Replica
+from paragrad.types import Commit, Reply, Vector
+from paragrad.worker import Answer, Join, Pull, Receive, Request, Scatter, Send, Window, run_window, seed_everything, work
+
+
+@dataclass(frozen=True)
+class Post:
+    """What a child process is handed: who it is, and its descriptors."""
+
+    rank: int
+    incarnation: int
+    workers: int
+    threads: int
+    device: str
+    parcel: Fd
+    parcel_start: int
+    parcel_size: int
+    segment: Fd
+    layout: dict[str, tuple[int, int, torch.dtype]]
+    messages: Fd
+    doorbell: Fd
+    notes: Fd
+    log: Fd
+    window: int
+
+
+def worker_main(post: Post) -> None:
+    """Train until there are no rows left."""
+    _guarded(post, _train)
+
+
+def evaluator_main(post: Post) -> None:
+    """Look at the center whenever the doorbell rings."""
+    _guarded(post, _evaluate)
+
+
+def _guarded(post: Post, body: Callable[[Post, Job], None]) -> None:
+    """Send output to the log; tell the parent about an exception before ending with status 1."""
+    os.dup2(post.log.open(), 1)
+    os.dup2(post.log.open(), 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _keep_heap()
+    torch.set_num_threads(post.threads)
+    try:
+        body(post, open_parcel(post.parcel.open(), post.parcel_start, post.parcel_size))
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise
+        text = traceback.format_exc()
+        print(text, file=sys.stderr)
+        note(post.notes.open(), {"error": text, "kind": type(error).__name__})
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _keep_heap() -> None:
+    """Let malloc keep freed blocks: by default it gives large ones back, and every step faults them in again."""
+    libc = ctypes.CDLL(None)
+    mallopt = getattr(libc, "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        mallopt(m_mmap_threshold, 1 << 30)
+        mallopt(m_trim_threshold, (1 << 31) - 1)
+
+
+def note(fd: int, message: dict[str, object]) -> None:
+    """One line of JSON to the parent, on this child's own pipe."""
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class Reader:
+    """The center, as any process that maps the segment may read it: a whole state, or try again."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._control = segment.tensor("control")
+        self._values = [segment.tensor(f"value{i}") for i in (0, 1)]
+        self._buffers = [segment.tensor(f"buffers{i}") for i in (0, 1)]
+        self._integers = [segment.tensor(f"integers{i}") for i in (0, 1)]
+        self._numbers = [segment.tensor(f"numbers{i}") for i in (0, 1)]
+
+    def pull(self, value: Vector, buffers: Vector | None = None, integers: Vector | None = None) -> int:
+        """Copy the center into ``value``; returns its clock."""
+        while True:
+            flips = int(self._control[0])
+            side = flips & 1
+            value.copy_(self._values[side])
+            if buffers is not None:
+                buffers.copy_(self._buffers[side])
+            if integers is not None:
+                integers.copy_(self._integers[side])
+            clock = int(self._numbers[side][0])
+            # A buffer that was current at ``flips`` is written again from control[1] = flips + 3 on.
+            if int(self._control[1]) <= flips + 2:
+                return clock
+
+    @property
+    def live_value(self) -> Vector:
+        """The value itself, for schemes whose workers write into it."""
+        return self._values[0]
+
+
+class Exchange:
+    """How one worker's requests are answered in this engine."""
+
+    def __init__(self, post: Post, job: Job, learner: Learner) -> None:
+        self._post = post
+        self._job = job
+        self._learner = learner
+        self._segment = Segment(post.segment.open(), post.layout)
+        self._reader = Reader(self._segment)
+        self._pipe = post.messages.open()
+        self._doorbell = post.doorbell.open()
+        scheme = job.scheme
+        self._slot = Slot.make(
+            lambda name, length, dtype: self._segment.tensor(name),
+            post.rank,
+            scheme,
+            like=self._reader.live_value,
+            buffers=learner.buffers.numel(),
+            integers=learner.integers.numel(),
+            window=post.window,
+        )
+        answer = f"answer{post.rank}"
+        self._answer = self._segment.tensor(answer) if answer in post.layout else None
+        if scheme.aliased:
+            learner.alias(self._reader.live_value)  # type: ignore[attr-defined]
+        self.me = Replica(
+            learner.weights,
+            rank=post.rank,
+            workers=post.workers,
+            slots=scheme.worker_slots,
+            out=None if scheme.aliased else self._slot.value,
+        )
+        self._seen = torch.empty_like(learner.weights) if self._answer is None and not scheme.aliased else None
+        self._fresh = torch.empty_like(learner.weights) if scheme.fresh else None
+        self._waiting_for = -1 - post.incarnation
+
+    def answer(self, request: Request) -> Answer:
+        """Do what the worker's loop asks for."""
+        match request:
+            case Window():
+                done = run_window(self._job.scheme, self.me, self._learner, self._job.train, self._job.plan, request)
+                if self._job.scheme.early:
+                    done.busy = self._center_has_a_queue()
+                return done
+            case Send(commit):
+                self.send(changed(commit, buffers=self._learner.buffers, integers=self._learner.integers))
+                return None
+            case Receive() | Join():
+                return self.receive()
+            case Pull():
+                assert self._fresh is not None
+                self._reader.pull(self._fresh)
+                return self._fresh
+            case Scatter():
+                self._learner.scatter(self._job.plan.seed * 1_000_003 + self._post.rank + 1)  # type: ignore[attr-defined]
+                return None
+
+    def send(self, commit: Commit) -> None:
+        """Lay out the commit in the slot, then say so: the one write that makes it count."""
+        self._slot.put_commit(commit)
+        self._waiting_for = commit.sequence
+        self.say(Op.COMMIT, commit.sequence)
+
+    def say(self, op: Op, sequence: int = 0) -> None:
+        """One message of 16 bytes into the shared pipe."""
+        os.write(self._pipe, MESSAGE.pack(self._post.rank, op, self._post.incarnation, sequence))
+
+    def receive(self) -> Reply:
+        """Sleep until the answer is there, and take it."""
+        while not self._slot.answered(self._waiting_for):
+            os.eventfd_read(self._doorbell)
+        reply = self._read_reply()
+        assert reply.buffers is not None
+        assert reply.integers is not None
+        self._learner.buffers.copy_(reply.buffers)
+        self._learner.integers.copy_(reply.integers)
+        return reply
+
+    def _read_reply(self) -> Reply:
+        if self._answer is not None:
+            return self._slot.get_reply(self._answer)
+        if self._seen is None:
+            return self._slot.get_reply(self._reader.live_value)
+        clock = self._reader.pull(self._seen)
+        return changed(self._slot.get_reply(self._seen), version=clock)
+
+    def _center_has_a_queue(self) -> bool:
+        waiting = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0\0\0\0"))[0]
+        return int(waiting) > 0
+
+
+def _train(post: Post, job: Job) -> None:
+    seed_everything(job.plan.seed)
+    learner = job.make_learner(post.device)
+    warm_up = getattr(learner, "warm_up", None)
+    if warm_up is not None:
+        warm_up(job.train.batch(job.plan.rows_of(0)))
+    exchange = Exchange(post, job, learner)
+    exchange.say(Op.READY)
+    loop = work(job.scheme, exchange.me, incarnation=post.incarnation)
+    answer: Answer = None
+    try:
+        request = next(loop)
+        while True:
+            answer = exchange.answer(request)
+            request = loop.send(answer)
+    except StopIteration:
+        learner.check()
+        exchange.say(Op.LEFT)
+
+
+def _evaluate(post: Post, job: Job) -> None:
+    learner = job.make_learner(post.device)
+    reader = Reader(Segment(post.segment.open(), post.layout))
+    assert job.validation is not None
+    while True:
+        os.eventfd_read(post.doorbell.open())
+        clock = reader.pull(learner.weights, learner.buffers, learner.integers)
+        began = time.monotonic()
+        found = learner.evaluate(job.validation, job.evaluation_batch)
+        note(post.notes.open(), {"clock": clock, "found": found, "seconds": time.monotonic() - began})

@@ -1,0 +1,117 @@
+"""Child processes from a fork server that has torch loaded: a replacement starts in hundredths of a second."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import multiprocessing.context
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from multiprocessing import reduction
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+PRELOAD = ["paragrad.engines.preload"]
+_PR_SET_PDEATHSIG = 1
+
+
+def server() -> multiprocessing.context.ForkServerContext:
+    """Start the fork server if it does not run yet; it loads torch while the caller goes on."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    from multiprocessing.forkserver import ensure_running
+
+    with hidden_main():
+        ensure_running()
+    return context
+
+
+@contextlib.contextmanager
+def hidden_main() -> Iterator[None]:
+    """Keep children from importing the caller's script again: no main guard is needed, and notebooks work."""
+    real = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real
+
+
+class Fd:
+    """A descriptor among a child's arguments; the child gets a duplicate from ``open``."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Callable[..., Fd], tuple[Any]]:
+        return _received, (reduction.DupFd(self._fd),)  # type: ignore[no-untyped-call]
+
+    def open(self) -> int:
+        """The child's own descriptor."""
+        return self._fd
+
+
+def _received(duplicate: Any) -> Fd:
+    return Fd(duplicate.detach())
+
+
+def start(target: Callable[..., None], *arguments: Any, name: str) -> BaseProcess:
+    """Start one child; descriptors among the arguments are wrapped in ``Fd``."""
+    process = server().Process(target=_child, args=(target, arguments), name=name, daemon=True)
+    with hidden_main():
+        process.start()
+    return process
+
+
+def _child(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    target(*arguments)
+
+
+def kill(process: BaseProcess) -> None:
+    """End a child at once, stopped or not, and wait for it."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    process.join()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP, a debugger)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "Tt"
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return False
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words: the signal's name, or the status."""
+    if code is None:
+        return "is still running"
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+    return f"exited with status {code}"
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the container's quota."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as quota:
+            limit, period = quota.read().split()
+        if limit != "max":
+            cores = min(cores, max(1, round(int(limit) / int(period))))
+    return cores

@@ -1,0 +1,155 @@
+"""All workers in this process, one request at a time, in an order that is given: what the laws are checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+
+import torch
+
+from paragrad.center import Center
+from paragrad.data.leases import Leases
+from paragrad.job import Job
+from paragrad.learners.learner import Learner
+from paragrad.replica import Replica
+from paragrad.types import Commit, Reply
+from paragrad.worker import Answer, Join, Pull, Receive, Request, Scatter, Send, Window, run_window, work
+
+Chooser = Callable[[list[int]], int]
+"""Which of the workers that can go on does so next."""
+
+
+def in_turn(ready: list[int]) -> int:
+    """The one that has been ready longest."""
+    return ready[0]
+
+
+@dataclass
+class _Actor:
+    learner: Learner
+    me: Replica
+    loop: Generator[Request, Answer, None]
+    incarnation: int = 0
+    request: Request | None = None
+    reply: Reply | None = None
+    sent: Commit | None = None
+
+
+@dataclass
+class Serial:
+    """Workers and center in one process, without time: the same loop, the same center, any order."""
+
+    job: Job
+    workers: int
+    choose: Chooser = in_turn
+    stolen: bool = False
+    applied: list[Commit] = field(default_factory=list)
+    steps_run: int = 0
+
+    def __post_init__(self) -> None:
+        learner = self.job.make_learner("cpu")
+        plan, scheme = self.job.plan, self.job.scheme
+        self.center = Center(
+            scheme,
+            learner.weights.clone(),
+            workers=self.workers,
+            leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=self.workers, stolen=self.stolen),
+            buffers=learner.buffers.clone(),
+            integers=learner.integers.clone(),
+            optimizer=learner.center_optimizer() if scheme.ships == "gradient" else None,  # type: ignore[attr-defined]
+        )
+        self.center.applied = self._note
+        self._ready: list[int] = []
+        self.actors = [self._make(rank) for rank in range(self.workers)]
+
+    def _note(self, commit: Commit) -> None:
+        self.applied.append(changed(commit, value=commit.value.clone()))
+
+    def _make(self, rank: int, incarnation: int = 0) -> _Actor:
+        scheme = self.job.scheme
+        learner = self.job.make_learner("cpu")
+        if scheme.aliased:
+            learner.alias(self.center.value)  # type: ignore[attr-defined]
+        me = Replica(learner.weights, rank=rank, workers=self.workers, slots=scheme.worker_slots)
+        actor = _Actor(learner, me, work(scheme, me, incarnation=incarnation), incarnation)
+        actor.request = next(actor.loop)
+        return actor
+
+    def run(self, commits: int | None = None) -> Center:
+        """Go on until no rows are left, or until so many commits have been applied."""
+        if not self.center.live and not self.applied:
+            self.start()
+        while self._ready and (commits is None or len(self.applied) < commits):
+            self.step(self.choose(list(self._ready)))
+        return self.center
+
+    def start(self) -> None:
+        """Everyone joins, in order of rank."""
+        replies: list[Reply] = []
+        for rank in range(self.workers):
+            replies += self.center.join(rank)
+        self._hand_out(replies)
+
+    def step(self, rank: int) -> None:
+        """Let one worker go on until its next exchange has been made."""
+        self._ready.remove(rank)
+        actor = self.actors[rank]
+        while actor.request is not None:
+            request = actor.request
+            if isinstance(request, Receive | Join):
+                if actor.reply is None:
+                    return
+                answer: Answer = actor.reply
+                actor.reply = None
+            else:
+                answer = self._answer(actor, request)
+            try:
+                actor.request = actor.loop.send(answer)
+            except StopIteration:
+                actor.request = None
+            if isinstance(request, Send):
+                self._hand_out(self.center.receive(self._sent(actor, request.commit)))
+                if rank in self._ready:
+                    return
+
+    def crash(self, rank: int) -> None:
+        """The worker is gone with all it had not sent; a replacement joins."""
+        if rank in self._ready:
+            self._ready.remove(rank)
+        self.actors[rank] = self._make(rank, self.actors[rank].incarnation + 1)
+        self._hand_out(self.center.join(rank, self.actors[rank].incarnation))
+
+    def _sent(self, actor: _Actor, commit: Commit) -> Commit:
+        also = {name: vector.clone() for name, vector in commit.also.items()}
+        learner = actor.learner
+        actor.sent = changed(
+            commit, value=commit.value.clone(), also=also, buffers=learner.buffers.clone(), integers=learner.integers.clone()
+        )
+        return actor.sent
+
+    def _answer(self, actor: _Actor, request: Request) -> Answer:
+        match request:
+            case Window():
+                self.steps_run += len(request.batches)
+                return run_window(self.job.scheme, actor.me, actor.learner, self.job.train, self.job.plan, request)
+            case Pull():
+                return self.center.value.clone()
+            case Scatter():
+                actor.learner.scatter(self.job.plan.seed * 1_000_003 + actor.me.rank + 1)  # type: ignore[attr-defined]
+        return None
+
+    def _hand_out(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            actor = self.actors[reply.worker]
+            actor.reply = changed(reply, value=reply.value if self.job.scheme.aliased else reply.value.clone())
+            if reply.buffers is not None and reply.integers is not None:
+                actor.learner.buffers.copy_(reply.buffers)
+                actor.learner.integers.copy_(reply.integers)
+            if reply.worker not in self._ready:
+                self._ready.append(reply.worker)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal to the bit."""
+    return a.shape == b.shape and bool((a == b).all())

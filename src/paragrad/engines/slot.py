@@ -1,0 +1,155 @@
+"""A worker's own corner of the shared memory: its commit on the way out, its answer on the way back."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from paragrad.center import Allocate
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import Batches, Commit, Reply, Vector
+
+
+class Op(IntEnum):
+    """What a message in the shared pipe says."""
+
+    READY = 1
+    """The worker has warmed up; also the marker behind which a replacement may use its predecessor's slot."""
+    COMMIT = 2
+    LEFT = 3
+
+
+MESSAGE = struct.Struct("<HHIQ")
+"""(worker, operation, incarnation, sequence): 16 bytes, below PIPE_BUF, so that one write is all or nothing."""
+
+ANSWERED, SEQUENCE, VERSION, STEPS, ROWS, PART, INCARNATION, COUNT = range(8)
+R_VERSION, R_STEPS, R_APPLIED, R_DONE, R_LAST, R_COUNT = range(8, 14)
+WEIGHT, LOSS, LR, SECONDS, R_PROGRESS = range(5)
+
+
+@dataclass
+class Slot:
+    """The tensors of one worker; written by one side at a time: the worker until its message, then the center."""
+
+    worker: int
+    numbers: torch.Tensor
+    floats: torch.Tensor
+    value: Vector
+    also: dict[str, Vector]
+    buffers: Vector
+    integers: Vector
+    batches: torch.Tensor
+    reply_batches: torch.Tensor
+    reply_buffers: Vector
+    reply_integers: Vector
+
+    @classmethod
+    def make(
+        cls, allocate: Allocate, worker: int, scheme: Scheme, *, like: Vector, buffers: int, integers: int, window: int
+    ) -> Slot:
+        """Allocate, or, with a segment's ``tensor`` for ``allocate``, open, the slot of a worker."""
+
+        def tensor(name: str, length: int, dtype: torch.dtype) -> torch.Tensor:
+            return allocate(f"slot{worker}.{name}", length, dtype)
+
+        length = 0 if scheme.aliased else like.numel()
+        return cls(
+            worker=worker,
+            numbers=tensor("numbers", 16, torch.int64),
+            floats=tensor("floats", 8, torch.float64),
+            value=tensor("value", length, like.dtype),
+            also={name: tensor(f"also.{name}", length, like.dtype) for name in scheme.sends},
+            buffers=tensor("buffers", buffers, like.dtype),
+            integers=tensor("integers", integers, torch.int64),
+            batches=tensor("batches", window, torch.int64),
+            reply_batches=tensor("reply_batches", window, torch.int64),
+            reply_buffers=tensor("reply_buffers", buffers, like.dtype),
+            reply_integers=tensor("reply_integers", integers, torch.int64),
+        )
+
+    # -- the worker's side ----------------------------------------------------------------------------------
+
+    def put_commit(self, commit: Commit) -> None:
+        """Lay out a commit; nothing counts until the message is in the pipe."""
+        value = self.value[: commit.value.numel()]
+        if commit.value.data_ptr() != value.data_ptr():
+            value.copy_(commit.value)
+        for name, vector in commit.also.items():
+            self.also[name][: vector.numel()].copy_(vector)
+        if commit.buffers is not None:
+            self.buffers.copy_(commit.buffers)
+        if commit.integers is not None:
+            self.integers.copy_(commit.integers)
+        count = len(commit.batches)
+        self.batches[:count] = torch.tensor(commit.batches, dtype=torch.int64)
+        self.numbers[SEQUENCE:R_VERSION] = torch.tensor(
+            [commit.sequence, commit.version, commit.steps, commit.rows, commit.part, commit.incarnation, count]
+        )
+        self.floats[:R_PROGRESS] = torch.tensor([commit.weight, commit.loss, commit.lr, commit.seconds], dtype=torch.float64)
+
+    def answered(self, sequence: int) -> bool:
+        """Whether the answer to that commit (or, below 0, to joining) is there."""
+        return int(self.numbers[ANSWERED]) == sequence
+
+    def get_reply(self, value: Vector) -> Reply:
+        """The answer, with the vector that goes with it."""
+        version, steps, applied, done, last, count = self.numbers[R_VERSION : R_COUNT + 1].tolist()
+        return Reply(
+            worker=self.worker,
+            sequence=int(self.numbers[ANSWERED]),
+            version=version,
+            value=value,
+            steps=steps,
+            batches=tuple(self.reply_batches[:count].tolist()),
+            applied=bool(applied),
+            done=bool(done),
+            last=last,
+            progress=float(self.floats[R_PROGRESS]),
+            buffers=self.reply_buffers,
+            integers=self.reply_integers,
+        )
+
+    # -- the center's side ----------------------------------------------------------------------------------
+
+    def get_commit(self, parts: int) -> Commit:
+        """The commit as it was laid out."""
+        sequence, version, steps, rows, part, incarnation, count = self.numbers[SEQUENCE:R_VERSION].tolist()
+        weight, loss, lr, seconds = self.floats[:R_PROGRESS].tolist()
+        length = self.value.numel()
+        size = length * (part + 1) // parts - length * part // parts
+        batches: Batches = tuple(self.batches[:count].tolist())
+        return Commit(
+            worker=self.worker,
+            sequence=sequence,
+            version=version,
+            value=self.value[:size],
+            also={name: vector[:size] for name, vector in self.also.items()},
+            steps=steps,
+            incarnation=incarnation,
+            buffers=self.buffers if self.buffers.numel() else None,
+            integers=self.integers if self.integers.numel() else None,
+            weight=weight,
+            rows=rows,
+            batches=batches,
+            loss=loss,
+            lr=lr,
+            seconds=seconds,
+            part=part,
+        )
+
+    def put_reply(self, reply: Reply) -> None:
+        """Lay out an answer; the number that says so is written last."""
+        count = len(reply.batches)
+        self.reply_batches[:count] = torch.tensor(reply.batches, dtype=torch.int64)
+        if reply.buffers is not None and reply.buffers.numel():
+            self.reply_buffers.copy_(reply.buffers)
+        if reply.integers is not None and reply.integers.numel():
+            self.reply_integers.copy_(reply.integers)
+        self.floats[R_PROGRESS] = reply.progress
+        self.numbers[R_VERSION : R_COUNT + 1] = torch.tensor(
+            [reply.version, reply.steps, int(reply.applied), int(reply.done), reply.last, count]
+        )
+        self.numbers[ANSWERED] = reply.sequence

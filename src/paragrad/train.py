@@ -1,0 +1,340 @@
+"""train(...): wires the rooms together, from a model and its data to a run directory and a trained model."""
+
+from __future__ import annotations
+
+import copy
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from paragrad import __version__, losses, options
+from paragrad.center import Center
+from paragrad.data import load
+from paragrad.data.plan import Plan
+from paragrad.directory import RunDirectory
+from paragrad.engines.local import Local
+from paragrad.errors import Interrupted, ParagradError, UsageError
+from paragrad.job import Job
+from paragrad.learners.learner import Learner
+from paragrad.learners.torch import Loss, Metric, TorchLearner, call, split
+from paragrad.optim.optimizer import OptimizerLike, factory
+from paragrad.result import Result
+from paragrad.run import Run
+from paragrad.schemes.agn import AGN
+from paragrad.schemes.scheme import Scheme
+from paragrad.session import Session
+
+EVALUATION_BATCH = 512
+
+
+class Engine(Protocol):
+    """Where workers run."""
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+
+    def prepare(self) -> None:
+        """Begin to start what takes time."""
+
+    def run(self, job: Job, session: Session, learner: Learner) -> Center:
+        """Train; return the center as it is in the end."""
+
+
+def train(
+    model: nn.Module | Callable[[], Learner],
+    data: Any,
+    *,
+    validation: Any = None,
+    holdout: float | None = None,
+    loss: Loss | str | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    optimizer: OptimizerLike = "adam",
+    scheme: Scheme | None = None,
+    engine: Engine | None = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    seed: int = 0,
+    run: Run | None = None,
+) -> Result:
+    """Train a model with several workers.
+
+    model       a torch module (left as it is: ``result.model`` is the trained one), or a function without
+                arguments that makes a ``Learner``
+    data        (x, y) as NumPy arrays or torch tensors, nested for several inputs; a torch Dataset; ``"digits"``;
+                the path of an .npz with x_train, y_train and perhaps x_test, y_test
+    validation  like ``data``; or ``holdout``: a share of the rows to keep for it
+    loss        a callable (output, target) -> one number, or a name; by default from the kind of target
+    metrics     further callables (output, target) -> number, by name
+    optimizer   a name (``"adam:lr=0.001"``), a factory that takes parameters, or one that takes the ``model``
+    scheme      how the workers cooperate, e.g. ``pg.AGN(window=15)``
+    engine      where they run, e.g. ``pg.Local(workers=4)``
+    batch_size  rows in one worker's mini-batch
+    run         where the run is written, checkpoints, validation, when to stop: ``pg.Run(...)``
+    """
+    scheme, engine, run = scheme or AGN(), engine or Local(), run or Run()
+    if not isinstance(scheme, Scheme):
+        raise UsageError(f"scheme={scheme!r} is not a scheme; give an object such as pg.AGN(window=15).")
+    engine.prepare()
+    parts = load.split(data, validation, holdout, seed)
+    plan = Plan(rows=len(parts.train), batch_size=batch_size, epochs=epochs, seed=seed)
+    if engine.workers > plan.batches:
+        raise UsageError(
+            f"{engine.workers} workers, but an epoch of {plan.rows:,} rows has only {plan.batches} mini-batches of {batch_size}. "
+            f"Use at most {plan.batches} workers or a smaller batch_size."
+        )
+    notes = list(parts.notes)
+    make_learner = _learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
+    job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH)
+    learner = make_learner("cpu")
+    _check_fit(learner, parts, scheme)
+    if run.stop.looks and parts.validation is None:
+        raise UsageError("A target or patience needs validation rows: give validation= or holdout=.")
+
+    identity = {
+        "scheme": options.describe(scheme),
+        "workers": engine.workers,
+        "rows": plan.rows,
+        "batch_size": plan.batch_size,
+        "seed": plan.seed,
+        "parameters": learner.weights.numel(),
+        "data": load.fingerprint(parts.train),
+    }
+    directory = RunDirectory.open(run, scheme.name)
+    resumed = directory.checkpoint(identity, notes) if run.resume else None
+    directory.write_config(_config(run, parts.name, model, loss, optimizer, scheme, engine, plan, holdout))
+    session = Session(directory.path, run, plan, identity=identity)
+    session.resumed = resumed
+    try:
+        session.emit("start", **_start(scheme, engine, plan, learner, directory.path))
+        for note in notes:
+            session.emit("note", message=note)
+        for warning in scheme.warnings(engine.workers):
+            session.emit("warning", message=warning)
+        try:
+            center = engine.run(job, session, learner)
+        except ParagradError as error:
+            session.end()
+            session.checkpoint(wait=True)
+            session.emit("end", reason=type(error).__name__)
+            raise
+        session.checkpoint(wait=True)
+        if session.stopped == "interrupted":
+            session.emit("end", reason="interrupted")
+            raise Interrupted(
+                f"The run was stopped at update {center.clock} and has a checkpoint. Go on with "
+                f"pg.Run(out={str(directory.path)!r}, resume=True), or: paragrad train --resume {directory.path}",
+                str(directory.path),
+            )
+        trained = _trained(model, learner, center)
+        found = _final_validation(session, learner, parts, center)
+        directory.save_model(learner)
+        summary = _summary(session, scheme, engine, plan, learner, found)
+        directory.write_summary(summary)
+        reason = session.stopped or "finished"
+        session.emit("end", reason=reason, summary=summary)
+    finally:
+        session.close()
+    return Result(
+        model=trained,
+        directory=directory.path,
+        summary=summary,
+        staleness=session.tally.staleness,
+        history=session.tally.validations,
+        stopped=reason,
+    )
+
+
+# -- before ---------------------------------------------------------------------------------------------------------
+
+
+def _learner_factory(
+    model: Any,
+    loss: Loss | str | None,
+    optimizer: OptimizerLike,
+    metrics: Mapping[str, Metric] | None,
+    parts: load.Split,
+    scheme: Scheme,
+    notes: list[str],
+) -> Callable[[str], Learner]:
+    if not isinstance(model, nn.Module):
+        if not callable(model):
+            raise UsageError(f"model={model!r} is neither a torch module nor a function that makes a Learner.")
+        return _OwnLearner(model)
+    if isinstance(loss, str):
+        loss = losses.build(loss)
+    if loss is None:
+        loss, sentence = losses.infer(parts.train)
+        notes.append(sentence)
+    if scheme.ships == "gradient" and getattr(loss, "reduction", "mean") != "mean":
+        raise UsageError(
+            f"The loss has reduction={loss.reduction!r}, but {type(scheme).__name__} averages gradients: "  # type: ignore[union-attr]
+            "use reduction='mean' (and scale the learning rate)."
+        )
+    if isinstance(optimizer, str):
+        optimizer = factory(*options.parse_fields(optimizer))
+    return _ModuleLearner(model, loss, factory(optimizer), dict(metrics or {}))
+
+
+class _OwnLearner:
+    def __init__(self, make: Callable[[], Learner]) -> None:
+        self._make = make
+
+    def __call__(self, device: str) -> Learner:
+        learner = self._make()
+        if not isinstance(learner, Learner):
+            raise UsageError(f"The function given as model returned {type(learner).__name__}, which is not a Learner (see pg.Learner).")
+        return learner
+
+
+class _ModuleLearner:
+    def __init__(self, module: nn.Module, loss: Loss, optimizer: OptimizerLike, metrics: dict[str, Metric]) -> None:
+        self._parts = (module, loss, optimizer)
+        self._metrics = metrics
+
+    def __call__(self, device: str) -> Learner:
+        return TorchLearner(*self._parts, metrics=self._metrics, device=device)
+
+
+def _check_fit(learner: Learner, parts: load.Split, scheme: Scheme) -> None:
+    """Try two rows before any process is started: a model that does not fit its data fails here, in the caller."""
+    if scheme.ships == "gradient" and not hasattr(learner, "center_optimizer"):
+        raise UsageError(f"{type(scheme).__name__} ships gradients, so the Learner needs a center_optimizer() method.")
+    if not isinstance(learner, TorchLearner):
+        return
+    rows = np.arange(min(2, len(parts.train)), dtype=np.int64)
+    inputs, _ = split(parts.train.batch(rows))
+    learner.module.eval()
+    try:
+        with torch.no_grad():
+            output = call(learner.module, inputs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"The model does not take these rows: {type(error).__name__}: {error}") from error
+    finally:
+        learner.module.train()
+    if isinstance(output, torch.Tensor) and output.ndim == 2 and isinstance(learner.loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        for source in (parts.train, parts.validation):
+            if source is not None:
+                load.check_labels(source, output.shape[1])
+
+
+def _config(
+    run: Run,
+    data: str,
+    model: Any,
+    loss: Any,
+    optimizer: Any,
+    scheme: Scheme,
+    engine: Engine,
+    plan: Plan,
+    holdout: float | None,
+) -> dict[str, Any]:
+    spelled = run.spelled
+    config: dict[str, Any] = {
+        "data": spelled.get("data", data),
+        "model": spelled.get("model", f"python:{type(model).__name__}"),
+        "loss": spelled.get("loss", _spelling(loss)),
+        "optimizer": spelled.get("optimizer", _spelling(optimizer)),
+        "scheme": options.describe(scheme),
+        "engine": options.describe(engine),
+        "epochs": plan.epochs,
+        "batch_size": plan.batch_size,
+        "seed": plan.seed,
+        "shards": run.shards,
+        "holdout": holdout,
+        "checkpoint_every": run.checkpoint_every,
+        "validate_every": run.validate_every,
+        "max_seconds": run.stop.seconds,
+        "target_accuracy": run.stop.accuracy,
+        "target_loss": run.stop.loss,
+        "patience": run.stop.patience,
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _spelling(thing: Any) -> str | None:
+    if thing is None or isinstance(thing, str):
+        return thing
+    return f"python:{getattr(thing, '__name__', type(thing).__name__)}"
+
+
+def _start(scheme: Scheme, engine: Engine, plan: Plan, learner: Learner, directory: Path) -> dict[str, Any]:
+    return {
+        "scheme": options.describe(scheme),
+        "engine": options.describe(engine),
+        "workers": engine.workers,
+        "epochs": plan.epochs,
+        "batch_size": plan.batch_size,
+        "rows": plan.rows,
+        "batches": plan.batches,
+        "parameters": learner.weights.numel(),
+        "seed": plan.seed,
+        "directory": str(directory),
+    }
+
+
+# -- after ----------------------------------------------------------------------------------------------------------
+
+
+def _trained(model: Any, learner: Learner, center: Center) -> Any:
+    learner.weights.copy_(center.value)
+    learner.buffers.copy_(center.state.buffers)
+    learner.integers.copy_(center.state.integers)
+    learner.spread()
+    if not isinstance(learner, TorchLearner):
+        return learner
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(learner.module.state_dict())
+    return trained
+
+
+def _final_validation(session: Session, learner: Learner, parts: load.Split, center: Center) -> dict[str, float]:
+    if parts.validation is None:
+        return {}
+    began = time.monotonic()
+    found = learner.evaluate(parts.validation, EVALUATION_BATCH)
+    session.validated(found, center.clock, time.monotonic() - began, last=True)
+    return found
+
+
+def _summary(
+    session: Session, scheme: Scheme, engine: Engine, plan: Plan, learner: Learner, found: dict[str, float]
+) -> dict[str, Any]:
+    tally = session.tally
+    seconds = session.seconds
+    return {
+        "scheme": options.describe(scheme),
+        "engine": options.describe(engine),
+        "workers": engine.workers,
+        "epochs": plan.epochs,
+        "batch_size": plan.batch_size,
+        "parameters": learner.weights.numel(),
+        "steps": tally.steps,
+        "commits": tally.commits,
+        "samples": tally.samples,
+        "seconds": round(seconds, 4),
+        "samples_per_second": round(tally.samples / seconds, 2) if seconds else 0.0,
+        "train_loss": tally.train_loss,
+        "test_loss": found.get("loss"),
+        "test_accuracy": found.get("accuracy"),
+        "metrics": {name: value for name, value in found.items() if name not in ("loss", "accuracy")},
+        "staleness": tally.staleness.summary(),
+        "refused_commits": tally.refused,
+        "dropped_commits": tally.dropped,
+        "lost_workers": tally.lost,
+        "seed": plan.seed,
+        "stopped": session.stopped or "finished",
+        "versions": {
+            "paragrad": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    }
+
