@@ -11,7 +11,7 @@ from paragrad import engines, schemes
 
 if TYPE_CHECKING:
     from paragrad.check import check_scheme as check_scheme
-    from paragrad.engines import *  # noqa: F403
+    from paragrad.engines import Local as Local
     from paragrad.errors import Diverged as Diverged
     from paragrad.errors import Interrupted as Interrupted
     from paragrad.errors import ParagradError as ParagradError

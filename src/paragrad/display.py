@@ -90,7 +90,7 @@ class Display:
     def note(self, message: str) -> None:
         """Something the user should know."""
         if not self._quiet:
-            self.console.print(Text(message))
+            self._say(message)
 
     def warn(self, message: str) -> None:
         """Something the user must not miss."""
@@ -161,7 +161,7 @@ class Display:
 
     def _on_validation(self, data: Any) -> None:
         self._seen = dict(data)
-        if self._live is None:
+        if self._live is None and self._share < 1:  # the last one is told by the line at the end
             self._tick(time.monotonic())
 
     def _on_resume(self, data: Any) -> None:
@@ -231,13 +231,13 @@ class Display:
         return f"{duration(max(0.0, left))} left"
 
     def _figures(self) -> list[tuple[str, str]]:
-        figures = [("samples/s", f"{self._rate:,.0f}"), ("loss", number(self._loss))]
+        figures = [("samples/s", f"{self._rate:,.0f}"), ("training loss", number(self._loss))]
         if "accuracy" in self._seen:
             figures.append(("test accuracy", number(self._seen["accuracy"])))
         elif "loss" in self._seen:
             figures.append(("test loss", number(self._seen["loss"])))
         mean = self._staleness / self._commits if self._commits else 0.0
-        figures += [("commits", f"{self._commits:,}"), ("staleness", f"{mean:.2f}")]
+        figures += [("commits", f"{self._commits:,}"), ("mean staleness", f"{mean:.2f}")]
         if self._refused:
             figures.append(("refused", f"{self._refused:,}"))
         return figures
@@ -294,11 +294,9 @@ class Display:
         lines: list[Any] = [(HEADINGS, "dim")]
         for rank in sorted(self._workers)[:ROWS]:
             worker = self._workers[rank]
-            staleness = str(worker.staleness) if worker.commits else "–"
-            figures = (
-                f"\n{rank:>6}{worker.pid:>10}{worker.commits:>10,}{worker.rate:>13,.0f}{number(worker.loss):>11}{staleness:>12}   "
-            )
-            lines += [figures, (f"● {worker.state}", STATES[worker.state])]
+            age = str(worker.staleness) if worker.commits else "–"
+            figures = f"{worker.commits:>10,}{worker.rate:>13,.0f}{number(worker.loss):>11}{age:>12}   "
+            lines += [f"\n{rank:>6}{worker.pid:>10}", figures, (f"● {worker.state}", STATES[worker.state])]
             if worker.incarnation:
                 lines.append((f"  (replaced {worker.incarnation}×)", "dim"))
         if len(self._workers) > ROWS:

@@ -50,7 +50,8 @@ def infer(source: Source) -> tuple[nn.Module, str]:
         raise UsageError(f"No loss is known for {target.dtype} targets: give loss=, a function of (output, target).")
     if binary:
         return nn.BCEWithLogitsLoss(), (
-            "Loss: bce, because each row has several targets of 0 or 1. (One-hot rows, of which one is right: loss='crossentropy'.)"
+            "Loss: bce, because each row has several targets of 0 or 1. (Where just one of them is 1, loss='crossentropy' "
+            "may be meant.)"
         )
     if not target.is_floating_point():
         return nn.CrossEntropyLoss(), f"Loss: crossentropy, because the targets are whole numbers ({shape}): classes."

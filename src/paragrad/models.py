@@ -8,6 +8,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,7 +92,7 @@ class Residual(nn.Module):
 def _mlp(inputs: tuple[int, ...], hidden: list[int], outputs: int) -> nn.Module:
     sizes = [math.prod(inputs), *hidden]
     layers: list[nn.Module] = [] if len(inputs) == 1 else [nn.Flatten()] if inputs else [nn.Unflatten(0, (-1, 1))]
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
@@ -143,8 +144,8 @@ def _image(spec: str, inputs: tuple[int, ...]) -> tuple[int, int, int]:
     shape = (1, side, side) if side * side == math.prod(inputs) else (1, *inputs) if len(inputs) == 2 else inputs
     if len(shape) != 3:
         raise UsageError(
-            f"model={spec!r} needs images, but a row has the shape {inputs}, which is neither (channels, height, width) nor (height, "
-            "width) nor a flat square such as 784 = 28 x 28. Reshape the rows, or choose mlp."
+            f"model={spec!r} needs images, but a row has the shape {inputs}, which is neither (channels, height, width) nor "
+            "(height, width) nor a flat square such as 784 = 28 x 28. Reshape the rows, or choose mlp."
         )
     if shape[0] > 4 and shape[2] in (1, 3, 4):
         raise UsageError(

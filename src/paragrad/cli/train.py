@@ -14,6 +14,7 @@ from paragrad.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
     from paragrad.result import Result
 
@@ -26,7 +27,6 @@ DEFAULTS: Mapping[str, Any] = {
     "epochs": 1,
     "batch_size": 32,
     "seed": 0,
-    "holdout": 0.2,
 }
 OF_ENGINE = ("workers", "threads", "on_failure")
 """Options that are fields of the engine, so common that they have a flag of their own."""
@@ -90,7 +90,7 @@ def train(
     holdout: Annotated[
         float | None,
         typer.Option(
-            help="Share of rows kept for testing where the data has no test part. \\[default: 0.2]", rich_help_panel=WHAT
+            help="Share of rows kept for testing. \\[default: 0.2 where the data has no test part]", rich_help_panel=WHAT
         ),
     ] = None,
     scheme: Annotated[
@@ -126,10 +126,19 @@ def train(
         ),
     ] = None,
     validate_every: Annotated[
-        float | None, typer.Option(parser=number, metavar="SECONDS|none", help="Time between looks at the test part. \\[default: 5]", rich_help_panel=WHEN)
+        float | None,
+        typer.Option(
+            parser=number,
+            metavar="SECONDS|none",
+            help="Time between looks at the test part. \\[default: 5]",
+            rich_help_panel=WHEN,
+        ),
     ] = None,
     checkpoint_every: Annotated[
-        float | None, typer.Option(parser=number, metavar="SECONDS|none", help="Time between checkpoints. \\[default: 60]", rich_help_panel=WHEN)
+        float | None,
+        typer.Option(
+            parser=number, metavar="SECONDS|none", help="Time between checkpoints. \\[default: 60]", rich_help_panel=WHEN
+        ),
     ] = None,
     max_seconds: Annotated[
         float | None, typer.Option(parser=number, metavar="SECONDS|none", help="Stop cleanly then.", rich_help_panel=WHEN)
@@ -244,25 +253,16 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, quiet: bool) -> N
     spelled = {key: settings[key] for key in ("data", "model", "loss", "optimizer") if settings.get(key) is not None}
     run = Run(out=settings.get("out"), resume=resume, stop=stop, callbacks=(display,), spelled=spelled, **rhythm)  # type: ignore[arg-type]
 
-    from paragrad import losses, models
-    from paragrad.data.load import split
     from paragrad.train import train as begin
 
+    engine.prepare()
     try:
-        parts = split(settings["data"], None, settings["holdout"], settings["seed"])
-        for note in parts.notes:
+        model, rows = build(settings)
+        for note in rows.pop("notes"):
             display.note(note)
-        if settings.get("loss") is not None:
-            loss = losses.build(settings["loss"])
-        else:
-            loss, sentence = losses.infer(parts.train)
-            display.note(sentence)
-        model = models.build(settings["model"], parts.train, losses.outputs(parts.train, loss), settings["seed"])
         result = begin(
             model,
-            parts.train,
-            validation=parts.validation,
-            loss=loss,
+            loss=settings.get("loss"),
             optimizer=settings["optimizer"],
             scheme=scheme,
             engine=engine,
@@ -270,11 +270,35 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, quiet: bool) -> N
             batch_size=settings["batch_size"],
             seed=settings["seed"],
             run=run,
+            **rows,
         )
     finally:
         display.close()
     if not quiet:
         show(result, display.console)
+
+
+def build(settings: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, made for the shape of the rows; and the rows, as ``train`` takes them, with what to say of them."""
+    import numpy as np
+
+    from paragrad import losses, models
+    from paragrad.data.load import split
+    from paragrad.data.source import leaves
+    from paragrad.learners.torch import split as inputs_and_target
+
+    for key in ("model", "loss", "optimizer"):
+        if str(settings.get(key)).startswith("python:"):
+            raise UsageError(f"{key} = {settings[key]!r} was made in Python, which a run.toml cannot repeat: give --{key}.")
+    seed, holdout = settings["seed"], settings.get("holdout")
+    parts = split(settings["data"], None, holdout, seed)
+    loss = losses.build(settings["loss"]) if settings.get("loss") is not None else losses.infer(parts.train)[0]
+    inputs, _ = inputs_and_target(parts.train.batch(np.zeros(1, dtype=np.int64)))
+    model = models.build(settings["model"], tuple(leaves(inputs)[0].shape[1:]), losses.outputs(parts.train, loss), seed)
+    if holdout is None:
+        return model, {"data": parts.train, "validation": parts.validation, "notes": parts.notes}
+    # A hold-out that was asked for is left to train, which writes it into run.toml.
+    return model, {"data": settings["data"], "holdout": holdout, "notes": ()}
 
 
 def show(result: Result, console: Console) -> None:

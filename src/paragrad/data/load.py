@@ -99,8 +99,8 @@ def check_labels(source: Source, outputs: int) -> None:
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise UsageError(
-            f"The label in row {row} is {int(labels[row])}, but the model has {outputs} outputs, so labels are 0 to {outputs - 1}. "
-            "Number the classes from 0, or give the model more outputs."
+            f"The label in row {row} is {int(labels[row])}, but the model has {outputs} outputs, so labels are 0 to "
+            f"{outputs - 1}. Number the classes from 0, or give the model more outputs."
         )
 
 
@@ -123,8 +123,8 @@ def fingerprint(source: Source) -> str:
 
 def _read(data: Data, what: str) -> _Given:
     if isinstance(data, Arrays | Items):
-        _check_rows(data, what)
-        return _Given(data, None, "arrays" if isinstance(data, Arrays) else type(data.dataset).__name__)
+        source = _arrays(_tree(data.tree, what), what) if isinstance(data, Arrays) else _items(data, what)
+        return _Given(source, None, "arrays" if isinstance(data, Arrays) else type(data.dataset).__name__)
     if isinstance(data, str | Path):
         return _digits() if data == "digits" else _file(data)
     if isinstance(data, DataLoader):
@@ -133,8 +133,8 @@ def _read(data: Data, what: str) -> _Given:
         )
     if isinstance(data, IterableDataset):
         raise UsageError(
-            f"{what} is an IterableDataset ({type(data).__name__}), whose rows cannot be dealt to workers by number. Give a map-style "
-            "Dataset with __len__ and __getitem__, or arrays, for instance those of list(dataset)."
+            f"{what} is an IterableDataset ({type(data).__name__}), whose rows cannot be dealt to workers by number. Give a "
+            "map-style Dataset with __len__ and __getitem__, or arrays, for instance those of list(dataset)."
         )
     if isinstance(data, TensorDataset):
         tree = _tree(data.tensors if len(data.tensors) > 1 else data.tensors[0], what)
@@ -142,12 +142,10 @@ def _read(data: Data, what: str) -> _Given:
     if isinstance(data, tuple | list | dict | torch.Tensor) or hasattr(data, "__array__"):
         return _Given(_arrays(_tree(data, what), what), None, "arrays")
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, bytes):
-        items = Items(data)
-        _check_rows(items, what)
-        return _Given(items, None, type(data).__name__)
+        return _Given(_items(Items(data), what), None, type(data).__name__)
     raise UsageError(
-        f"{what} is a {type(data).__name__}, but rows come from a name ({', '.join(CATALOGUE)}), a path to an .npz, NumPy arrays or "
-        "torch tensors (in a tuple, list or dict), or a Dataset with __len__ and __getitem__."
+        f"{what} is a {type(data).__name__}, but rows come from a name ({', '.join(CATALOGUE)}), a path to an .npz, NumPy "
+        "arrays or torch tensors (in a tuple, list or dict), or a Dataset with __len__ and __getitem__."
     )
 
 
@@ -200,8 +198,8 @@ def _archive(file: Path) -> dict[str, np.ndarray[Any, Any]]:
                 "np.savez(path, x_train=x.astype('float32'), ...)."
             ) from error
         raise UsageError(
-            f"{file} cannot be read as an .npz ({type(error).__name__}: {error}). It may be cut short, or of another kind: write "
-            "it anew by np.savez(path, x_train=..., y_train=...)."
+            f"{file} cannot be read as an .npz ({type(error).__name__}: {error}). It may be cut short, or of another kind: "
+            "write it anew by np.savez(path, x_train=..., y_train=...)."
         ) from error
 
 
@@ -212,19 +210,23 @@ def _part(found: dict[str, np.ndarray[Any, Any]], part: str, file: Path, notes: 
     if x.dtype == np.uint8 and x.ndim >= 3:
         x = np.divide(x, np.float32(255), dtype=np.float32)
         notes.append(f"The images of {file.name} are bytes: they are scaled to float32 from 0 to 1.")
-    tree = _tree({f"x_{part}": x, "y": y}, file.name)
-    named = {f"x_{part}": tree[f"x_{part}"], f"y_{part}": tree["y"]}
-    _check_rows(Arrays(named), file.name)
-    return Arrays((named[f"x_{part}"], named[f"y_{part}"]))
+    named = _converted({f"x_{part}": x, f"y_{part}": y}, file.name)
+    _check_rows(named, file.name)
+    return Arrays((named[f"x_{part}"], _labels(named[f"y_{part}"])))
 
 
 # -- converting -------------------------------------------------------------------------------------------------
 
 
 def _arrays(tree: Any, what: str) -> Arrays:
-    arrays = Arrays(tree)
-    _check_rows(arrays, what)
-    return arrays
+    _check_rows(tree, what)
+    return Arrays(tree)
+
+
+def _items(items: Items, what: str) -> Items:
+    if not len(items):
+        raise UsageError(f"{what} ({type(items.dataset).__name__}) has no rows.")
+    return items
 
 
 def _tree(data: Any, what: str) -> Any:
@@ -308,17 +310,9 @@ def _named(tree: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield where, tree
 
 
-def _check_rows(source: Arrays | Items, what: str) -> None:
-    if isinstance(source, Items):
-        if not hasattr(source.dataset, "__len__"):
-            raise UsageError(
-                f"{what} ({type(source.dataset).__name__}) has no __len__: rows are dealt by number, so it needs one."
-            )
-        if not len(source):
-            raise UsageError(f"{what} ({type(source.dataset).__name__}) has no rows.")
-        return
+def _check_rows(tree: Any, what: str) -> None:
     first, length = "", -1
-    for where, leaf in _named(source.tree, what):
+    for where, leaf in _named(tree, what):
         if length < 0:
             first, length = where, len(leaf)
         if len(leaf) != length:
@@ -333,15 +327,15 @@ def _check_rows(source: Arrays | Items, what: str) -> None:
 def _check_finite(leaf: torch.Tensor, where: str) -> None:
     if not leaf.is_floating_point():
         return
-    bad = [
-        start + (~torch.isfinite(part).reshape(len(part), -1).all(1)).nonzero().reshape(-1)
-        for start, part in zip(range(0, len(leaf), CHECKED), leaf.split(CHECKED), strict=True)
-        if not torch.isfinite(part.sum())
-    ]
-    rows = torch.cat(bad) if bad else torch.empty(0)
-    if len(rows):
+    rows: list[int] = []
+    for start in range(0, len(leaf), CHECKED):
+        part = leaf[start : start + CHECKED]
+        if not torch.isfinite(part.sum()):
+            bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
+            rows += (start + bad.nonzero().reshape(-1)).tolist()
+    if rows:
         raise UsageError(
-            f"{where} has NaN or infinity in {len(rows):,} of {len(leaf):,} rows, first in row {int(rows[0])}. "
+            f"{where} has NaN or infinity in {len(rows):,} of {len(leaf):,} rows, first in row {rows[0]}. "
             "Leave these rows out, or put a number in their place."
         )
 
@@ -352,7 +346,8 @@ def _check_alike(train: Arrays | Items, validation: Arrays | Items) -> None:
     shapes = [[tuple(leaf.shape[1:]) for leaf in leaves(source.tree)] for source in (train, validation)]
     if shapes[0] != shapes[1]:
         raise UsageError(
-            f"A row to train on has the shapes {shapes[0]}, but one to validate on {shapes[1]}. Give both the same arrays in one order."
+            f"A row to train on has the shapes {shapes[0]}, but one to validate on {shapes[1]}. Give both the same "
+            "arrays in one order."
         )
 
 
@@ -363,8 +358,8 @@ def _hold_out(given: _Given, share: float, seed: int) -> Split:
         raise UsageError(f"holdout={share} of {total:,} rows is {count:,}: at least 1 must be held out and 1 left to train on.")
     order = np.random.default_rng((seed, 2)).permutation(total)
     held, rest = np.sort(order[:count]), np.sort(order[count:])
-    why = "holdout" if given.test is not None else "No test part"
+    why = "Holdout" if given.test is not None else "No test part"
     note = f"{why}: {100 * share:.4g} % of the rows ({count:,} of {total:,}, by seed {seed}) are held out for validation."
     if given.test is not None:
-        note = note.capitalize() + f" The test part of {given.name} is not used."
+        note += f" The test part of {given.name} is not used."
     return Split(given.source.select(rest), given.source.select(held), given.name, (*given.notes, note))
