@@ -22,6 +22,8 @@ class RunDirectory:
     """``run.toml``, ``record.jsonl``, ``checkpoints/``, ``logs/``, ``model.safetensors``, ``summary.json``."""
 
     path: Path
+    used: bool = False
+    """Whether a run has begun in it before."""
 
     @classmethod
     def open(cls, run: Run, name: str) -> RunDirectory:
@@ -44,14 +46,14 @@ class RunDirectory:
             probe.unlink()
         except OSError as error:
             raise UsageError(f"The run directory {path} cannot be written to ({error.strerror}); give another out=.") from error
-        return cls(path)
+        return cls(path, used=has_run)
 
     def checkpoint(self, identity: dict[str, Any], notes: list[str]) -> checkpoint.Checkpoint | None:
         """The newest sound checkpoint of this very run; its training, not its length, must be the same."""
         found, passed = checkpoint.newest(self.path / "checkpoints")
         notes += passed
         if found is None:
-            if (self.path / "record.jsonl").exists():
+            if self.used:
                 notes.append(f"{self.path} has no sound checkpoint: the run begins anew.")
             return None
         before = found.numbers["identity"]

@@ -133,10 +133,9 @@ class Display:
             self._live.start(refresh=True)
             self._next = self._drawn + REFRESH
         else:
-            self._say(
-                f"{data['scheme']} on {data['engine']}: {data['workers']} workers, {data['parameters']:,} parameters, "
-                f"{data['rows']:,} rows, {data['epochs']} epochs, batches of {data['batch_size']}, seed {data['seed']}"
-            )
+            size = f"{data['parameters']:,} parameters, {data['rows']:,} rows"
+            length = f"{counted(data['epochs'], 'epoch')}, batches of {data['batch_size']}, seed {data['seed']}"
+            self._say(f"{data['scheme']} on {data['engine']}: {counted(data['workers'], 'worker')}, {size}, {length}")
             self._next = self._drawn + LINE
 
     def _on_worker(self, data: Any) -> None:
@@ -317,3 +316,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def counted(count: int, what: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{count:,} {what}" + "s" * (count != 1)

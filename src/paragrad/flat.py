@@ -11,6 +11,9 @@ from torch import nn
 from paragrad.errors import UsageError
 from paragrad.types import Vector
 
+HOST = torch.device("cpu")
+"""Where vectors lie."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -47,7 +50,7 @@ class Flat:
             segment = torch.empty(mine[-1].hi - mine[0].lo, dtype=dtype, device=device)
             self._segments.append((mine[0].lo, mine[-1].hi, segment))
         self.coarse = dtypes not in (set(), {self.dtype})
-        direct = not self.coarse and devices in (set(), {torch.device("cpu")})
+        direct = not self.coarse and devices in (set(), {HOST})
         if direct:
             self.vector: Vector = self._segments[0][2] if self._segments else torch.empty(0, dtype=self.dtype)
         else:
@@ -136,6 +139,11 @@ def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
                 "use sparse=False."
             )
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    for name, parameter in named:
+        if parameter.is_meta:
+            raise UsageError(
+                f"Parameter {name!r} has no values (device 'meta'): call module.to_empty(device='cpu') and fill it."
+            )
     places: dict[int, str] = {}
     for name, parameter in named:
         if parameter.numel() and places.setdefault(parameter.data_ptr(), name) != name:
@@ -145,7 +153,7 @@ def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
             )
     for name, parameter in named:
         if not parameter.is_floating_point():
-            raise UsageError(f"Parameter {name!r} is {parameter.dtype}; only real floating parameters can be trained.")
+            raise UsageError(f"Parameter {name!r} is {parameter.dtype}, but only real floating parameters can be trained.")
     if not named:
         raise UsageError("The model has no parameter that requires a gradient: there is nothing to train.")
     return named

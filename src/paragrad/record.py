@@ -19,6 +19,7 @@ class Record:
     """Appends events to ``record.jsonl``; flushed every half second, and at the end."""
 
     def __init__(self, path: Path) -> None:
+        _mend(path)
         self._file = path.open("a", encoding="utf-8")
         self._flushed = time.monotonic()
 
@@ -30,6 +31,11 @@ class Record:
         if event.kind != "commit" or now - self._flushed > FLUSH_EVERY:
             self._file.flush()
             self._flushed = now
+
+    def flush(self) -> int:
+        """Hand everything to the operating system; returns the descriptor, for whoever wants it on the disk."""
+        self._file.flush()
+        return self._file.fileno()
 
     def close(self) -> None:
         """Write out what is left."""
@@ -49,6 +55,16 @@ def read(path: Path) -> Iterator[Event]:
             except json.JSONDecodeError as error:
                 raise UsageError(f"Line {number} of {path} is not an event: {error}") from error
             yield Event(data.pop("event"), data.pop("time"), data)
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line that a kill left half-written, before more is appended."""
+    if path.exists():
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            with path.open("r+b") as file:
+                file.truncate(whole)
 
 
 def effective(events: Iterable[Event]) -> list[Event]:

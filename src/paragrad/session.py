@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from pathlib import Path
@@ -31,6 +32,8 @@ class Session:
         self.tally = Tally()
         self.stopped: str | None = None
         self.resumed: checkpoint.Checkpoint | None = None
+        self.anew = False
+        """Whether the directory holds an earlier attempt of which nothing can be used."""
         self._center: Center | None = None
         self._before = 0.0
         self._began: float | None = None
@@ -80,7 +83,9 @@ class Session:
             center.restore(self.resumed.tensors, numbers)
             self.tally = Tally.from_state(self.resumed.numbers["tally"])
             self._before = self.resumed.numbers["seconds"]
-            self.emit("resume", clock=center.clock, path=str(self.resumed.path.name))
+            self.emit("resume", clock=center.clock, path=self.resumed.path.name)
+        elif self.anew:
+            self.emit("resume", clock=0, path=None)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write an event down and tell everyone who asked."""
@@ -171,6 +176,8 @@ class Session:
         if center is None:
             return
         self._finish_writing()
+        # What the checkpoint holds must be in the record first, or a kill in between would lose its rows from it.
+        record = self._record.flush()
         tensors, numbers = center.snapshot()
         everything = {
             "clock": center.clock,
@@ -182,6 +189,7 @@ class Session:
 
         def write() -> None:
             try:
+                os.fsync(record)
                 checkpoint.save(self.directory / "checkpoints", tensors, everything)
             except OSError as error:
                 self._write_error = f"{type(error).__name__}: {error}"

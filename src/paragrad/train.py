@@ -110,7 +110,7 @@ def train(
     resumed = directory.checkpoint(identity, notes) if run.resume else None
     directory.write_config(_config(run, parts.name, model, loss, optimizer, scheme, engine, plan, holdout))
     session = Session(directory.path, run, plan, identity=identity)
-    session.resumed = resumed
+    session.resumed, session.anew = resumed, directory.used and resumed is None
     try:
         session.emit("start", **_start(scheme, engine, plan, learner, directory.path))
         for note in notes:

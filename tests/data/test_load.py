@@ -39,10 +39,10 @@ def everything(source) -> list[torch.Tensor]:
 def test_digits_are_scaled_and_a_fifth_is_held_out_aloud() -> None:
     found = split("digits")
     x, y = everything(found.train)
-    assert (found.name, len(found.train), len(found.validation)) == ("digits", 1438, 359)
+    assert (found.name, len(found.train), len(found.validation)) == ("digits", 1437, 360)
     assert (x.dtype, y.dtype, x.shape[1:]) == (torch.float32, torch.int64, (64,))
     assert (float(x.min()), float(x.max()), int(y.max())) == (0.0, 1.0, 9)
-    assert found.notes == ("No test part: 20 % of the rows (359 of 1,797, by seed 0) are held out for validation.",)
+    assert found.notes == ("No test part: 20 % of the rows (360 of 1,797, by seed 0) are held out for validation.",)
 
 
 def test_nothing_is_held_out_where_that_is_asked_for() -> None:
@@ -280,14 +280,14 @@ def test_a_file_that_is_cut_short_or_no_archive_is_refused(tmp_path: Path) -> No
     flipped = whole[:half] + bytes([whole[half] ^ 255]) + whole[half + 1 :]
     for content in (whole[:half], whole[:-10], whole[:3], b"", b"a,b\n1,2\n", flipped):
         (tmp_path / "bad.npz").write_bytes(content)
-        with pytest.raises(UsageError, match="bad.npz cannot be read as an .npz"):
+        with pytest.raises(UsageError, match=r"bad.npz cannot be read as an \.npz"):
             split(tmp_path / "bad.npz")
     np.save(tmp_path / "one.npy", X)
     with pytest.raises(UsageError, match="one array only"):
         split(tmp_path / "one.npy")
 
 
-@pytest.mark.parametrize("holdout", [-0.1, 1.0, 2.0, 0.01, 0.999, float("nan")])
+@pytest.mark.parametrize("holdout", [-0.1, 1.0, 2.0, 0.999, float("nan")])
 def test_a_share_that_leaves_no_rows_is_refused(holdout: float) -> None:
     with pytest.raises(UsageError, match=f"holdout={holdout}"):
         split((X, Y), holdout=holdout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -17,10 +17,18 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            _fail(str(error), 2)
         except ParagradError as error:
-            typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-            typer.echo(str(error), err=True)
-            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+            _fail(str(error), 1)
+        except KeyboardInterrupt:
+            _fail("Interrupted before there was a run.", 1)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+    raise typer.Exit(status)
 
 
 def _version(asked: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 import zipfile
 import zlib
@@ -28,6 +29,7 @@ CATALOGUE: dict[str, str] = {
 }
 """What ``data`` may be on the command line, each in a line."""
 
+KEYS = ("x_train", "y_train", "x_test", "y_test")
 HOLDOUT = 0.2
 """The share of rows held out where named data or a file has no test part."""
 IGNORED = -100
@@ -176,19 +178,20 @@ def _archive(file: Path) -> dict[str, np.ndarray[Any, Any]]:
     if not file.is_file():
         raise UsageError(f"{file} is {'a directory' if file.is_dir() else 'not there'}. Give the path of an .npz file.")
     try:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise UsageError(f"{file} holds one array only. Write an .npz: np.savez(path, x_train=..., y_train=...).")
-        with archive:
-            for key in ("x_train", "y_train"):
-                if key not in archive.files:
-                    near = get_close_matches(key, archive.files, n=1)
-                    hint = f" Rename {near[0]!r}?" if near else ""
-                    raise UsageError(
-                        f"{file} has no array {key!r}.{hint} It has: {', '.join(archive.files) or 'none at all'}. "
-                        "Write it by np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
-                    )
-            return {key: archive[key] for key in archive.files if key in ("x_train", "y_train", "x_test", "y_test")}
+        with file.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UsageError(f"{file} holds one array only. Write an .npz: np.savez(path, x_train=..., y_train=...).")
+            with archive:
+                for key in KEYS[:2]:
+                    if key not in archive.files:
+                        near = get_close_matches(key, set(archive.files) - set(KEYS), n=1)
+                        hint = f" Rename {near[0]!r}?" if near else ""
+                        raise UsageError(
+                            f"{file} has no array {key!r}.{hint} It has: {', '.join(archive.files) or 'none at all'}. "
+                            "Write it by np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
+                        )
+                return {key: archive[key] for key in archive.files if key in KEYS}
     except UsageError:
         raise
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -353,7 +356,7 @@ def _check_alike(train: Arrays | Items, validation: Arrays | Items) -> None:
 
 def _hold_out(given: _Given, share: float, seed: int) -> Split:
     total = len(given.source)
-    count = round(share * total)
+    count = math.ceil(share * total - 1e-9)
     if not 0 < count < total:
         raise UsageError(f"holdout={share} of {total:,} rows is {count:,}: at least 1 must be held out and 1 left to train on.")
     order = np.random.default_rng((seed, 2)).permutation(total)

@@ -69,11 +69,26 @@ def start(target: Callable[..., None], *arguments: Any, name: str) -> BaseProces
 
 def _child(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _let_go_of_the_server()
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     target(*arguments)
+
+
+def _let_go_of_the_server() -> None:
+    """Close this child's copy of the pipe that keeps the fork server alive.
+
+    With it, the server would outlive a killed trainer for as long as any worker lives, and the workers, who end with
+    the server, for as long as the server.
+    """
+    from multiprocessing import forkserver
+
+    state = forkserver._forkserver  # type: ignore[attr-defined]
+    if state._forkserver_alive_fd is not None:
+        os.close(state._forkserver_alive_fd)
+        state._forkserver_alive_fd = None
 
 
 def kill(process: BaseProcess) -> None:

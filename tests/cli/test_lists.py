@@ -1,0 +1,88 @@
+"""The commands that say what there is."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from typer.testing import CliRunner
+
+from paragrad import engines, schemes
+from paragrad.cli import doctor
+from paragrad.cli.main import app
+from paragrad.cli.tables import flowing, told
+from paragrad.options import CONFIG
+
+
+def said(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False, env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_every_scheme_is_listed_with_its_advice() -> None:
+    listed = said("schemes")
+    for name in schemes.names():
+        assert name.lower() in listed
+
+
+@pytest.mark.parametrize("name", schemes.names())
+def test_every_scheme_tells_its_equation_and_when_to_choose_it(name: str) -> None:
+    equation, choose, avoid = told(schemes.load(name))
+    assert "<-" in equation
+    assert choose
+    assert avoid
+    page = said("schemes", name)
+    assert "window" in page
+    assert "Choose it" in page
+
+
+def test_every_engine_is_listed() -> None:
+    for name in engines.names():
+        assert name in said("engines")
+        assert "workers" in said("engines", name)
+
+
+def test_data_models_losses_and_optimisers_are_listed() -> None:
+    assert "digits" in said("data")
+    listed = said("models")
+    for name in ("resnet8", "crossentropy", "adamw", "weight_decay"):
+        assert name in listed
+    assert "lbfgs" not in listed
+
+
+def test_a_docstring_flows() -> None:
+    text = inspect.cleandoc("First\nline.\n\nA ``code``\nword.\nChoose it now.\nNot then.")
+    assert flowing(text) == "First line.\n\nA code word.\nChoose it now.\nNot then."
+
+
+@pytest.mark.parametrize("command", ["train", "schemes", "engines", "data", "models", "doctor"])
+def test_every_command_has_help(command: str) -> None:
+    assert "Usage: paragrad" in said(command, "--help").replace("root", "paragrad")
+
+
+def test_every_option_of_run_toml_is_a_flag() -> None:
+    shown = said("train", "--help")
+    for key in CONFIG:
+        assert f"--{key.replace('_', '-')} " in shown
+
+
+def test_the_version_is_told() -> None:
+    assert said("--version").startswith("paragrad ")
+
+
+def test_doctor_finds_this_machine_fit() -> None:
+    listed = said("doctor")
+    assert "memfd and eventfd work" in listed
+    assert "This machine can run paragrad." in listed
+
+
+def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> doctor.Finding:
+        raise OSError("no such thing")
+
+    lame = doctor.Finding("legs", "one", "warning", "Walk slowly.")
+    monkeypatch.setattr(doctor, "LOOKS", (lambda: lame,))
+    assert "Walk slowly." in said("doctor")
+    monkeypatch.setattr(doctor, "LOOKS", (broken,))
+    assert "no such thing" in said("doctor", code=1)
