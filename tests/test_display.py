@@ -182,6 +182,16 @@ def test_warnings_and_losses_are_said_aloud(clock: list[float], terminal: bool) 
     assert "Commit 4" not in seen, "a commit that the scheme drops is no fault"
 
 
+def test_a_resumed_run_counts_what_was_done_before(clock: list[float]) -> None:
+    shown = Display(console(terminal=False))
+    begin(shown)
+    shown(Event("resume", 10.0, {"clock": 5, "path": "0000000005", "rows": 100}))
+    shown(Event("go", 10.0))
+    shown(commit(0, 12.0))
+    assert "epoch 2/2 (60%)" in shown._line()
+    assert shown._line().endswith("8.0 s left")
+
+
 def test_a_loss_that_is_missing_changes_nothing(clock: list[float]) -> None:
     shown = Display(console(terminal=False))
     begin(shown)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from paragrad import kernels
 from paragrad.data.leases import Leases
 from paragrad.errors import Diverged, UsageError
 from paragrad.replica import Slots
@@ -121,6 +122,9 @@ class Center:
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
         )
         self._aligned = scheme.held and quorum > 1
+        # A lone commit of an element-wise scheme is checked in the pass that applies it: the spare buffer is not
+        # flipped to where it turns out bad. Where an optimiser's state is at stake, it is checked before.
+        self._checks_late = quorum == 1 and scheme.elementwise and scheme.answers == "center" and bool(self.answers)
         self._round: list[Commit] = []
         self._owed: dict[int, _Pending] = {}
         self._refusals = [0] * workers
@@ -219,7 +223,6 @@ class Center:
         late = self.scheme.late == "drop" and commit.version < self.clock
         if late or not self._sound(commit):
             return self._turn_away(commit, late=late)
-        self._refusals[commit.worker] = 0
         gathers = self.scheme.quorum(self.workers) > 1
         if gathers and not self.scheme.held:
             commit = changed(commit, value=commit.value.clone(), also={k: v.clone() for k, v in commit.also.items()})
@@ -234,7 +237,10 @@ class Center:
     def _advance(self) -> list[Reply]:
         """Apply the round if it is complete, and hand out what is owed."""
         if self._complete():
-            self._apply_round()
+            commits = sorted(self._round, key=lambda c: (c.worker, c.sequence))
+            self._round = []
+            if not self._apply(commits):
+                return self._turn_away(commits[0], late=False)
         return self._release()
 
     def _complete(self) -> bool:
@@ -251,15 +257,15 @@ class Center:
     def _in_round(self, worker: int) -> int:
         return sum(len(commit.batches) for commit in self._round if commit.worker == worker)
 
-    def _apply_round(self) -> None:
-        commits = sorted(self._round, key=lambda c: (c.worker, c.sequence))
-        self._round = []
+    def _apply(self, commits: list[Commit]) -> bool:
+        """Write the next state and flip to it; False, and no flip, where a commit turns out not to be finite."""
         clock = self.clock
         for commit in commits:
             commit.staleness = clock - commit.version
         now, spare = self.state, self._states[1 - (int(self.control[0]) & 1)]
         self.control[1] = int(self.control[0]) + 2  # from here on a reader of the spare must try again
-        self._compute(now, spare, commits)
+        if not self._compute(now, spare, commits):
+            return False
         self._average_buffers(now, spare, commits)
         spare.numbers.copy_(now.numbers)
         spare.numbers[0] = clock + 1
@@ -274,8 +280,9 @@ class Center:
                 # A newcomer that took a lost worker's place begins from the center, whatever the answer was.
                 owed.own = bool(self.answers) and owed.sequence >= 0
                 owed.version = clock + 1
+        return True
 
-    def _compute(self, now: State, spare: State, commits: list[Commit]) -> None:
+    def _compute(self, now: State, spare: State, commits: list[Commit]) -> bool:
         lo, hi = self._part(commits[0].part)
         if (lo, hi) != (0, now.value.numel()):
             spare.value.copy_(now.value)
@@ -285,8 +292,13 @@ class Center:
         for start in range(lo, max(hi, lo + 1), size):
             stop = min(start + size, hi)
             view = View(self, now, spare, start, stop)
-            answer = self.scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
+            if self._checks_late:
+                view.twin = self.answers[commits[0].worker][start:stop]
+            pieces = [_narrow(c, start - lo, stop - lo) for c in commits]
+            answer = self.scheme.apply(view, pieces)
             view.settle()
+            if self._checks_late and not view.found_finite(pieces[0].value):
+                return False
             if isinstance(answer, list):
                 if self.scheme.answers != "own" or len(answer) != len(commits):
                     raise UsageError(
@@ -295,9 +307,10 @@ class Center:
                     )
                 for commit, mine in zip(commits, answer, strict=True):
                     self.answers[commit.worker][start:stop].copy_(mine)
-            elif self.answers and self.scheme.held:
+            elif self.answers and self.scheme.held and not view.twinned:
                 for commit in commits:
                     self.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
+        return True
 
     def _average_buffers(self, now: State, spare: State, commits: list[Commit]) -> None:
         if now.buffers.numel():
@@ -311,6 +324,7 @@ class Center:
             spare.integers.copy_(now.integers if latest is None else latest)
 
     def _note(self, commit: Commit) -> None:
+        self._refusals[commit.worker] = 0
         if commit.seconds > 0:
             rate = commit.steps / commit.seconds
             old = self.speeds[commit.worker]
@@ -392,10 +406,10 @@ class Center:
         return length * part // parts, length * (part + 1) // parts
 
     def _sound(self, commit: Commit) -> bool:
-        vectors = [commit.value, *commit.also.values()]
+        vectors = [*([] if self._checks_late else [commit.value]), *commit.also.values()]
         if commit.buffers is not None:
             vectors.append(commit.buffers)
-        return all(finite(vector) for vector in vectors)
+        return all(kernels.finite(vector) for vector in vectors)
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -448,7 +462,11 @@ class View:
     spare: State
     lo: int
     hi: int
+    twin: Vector | None = field(default=None, init=False)
+    """The answer of a lone commit, written in the same pass as the value."""
+    _written: int = field(default=-1, init=False)
     _touched: bool = field(default=False, init=False)
+    _checked: tuple[int, bool] | None = field(default=None, init=False)
     _slots: Slots | None = field(default=None, init=False)
 
     @property
@@ -505,8 +523,9 @@ class View:
 
     def add(self, vector: Vector, scale: float = 1.0) -> None:
         mine = self.spare.value[self.lo : self.hi]
-        torch.add(mine if self._touched else self.now.value[self.lo : self.hi], vector, alpha=scale, out=mine)
-        self._touched = True
+        base = mine if self._touched else self.now.value[self.lo : self.hi]
+        self._checked = (vector.data_ptr(), kernels.add(mine, base, vector, scale, twin=self.twin))
+        self._touched, self._written = True, mine._version
 
     def mean(self, commits: Sequence[Commit]) -> Vector:
         total = sum(commit.weight for commit in commits)
@@ -522,16 +541,20 @@ class View:
             raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center was given no optimiser.")
         self.center.optimizer.step(self.value, gradient, scale)
 
+    @property
+    def twinned(self) -> bool:
+        """Whether the twin still equals the value: torch counts every change in place."""
+        return self.twin is not None and self._written == self.spare.value._version
+
+    def found_finite(self, vector: Vector) -> bool:
+        """Whether a commit's value is finite, as seen in the pass that added it, or else looked at now."""
+        if self._checked is not None and self._checked[0] == vector.data_ptr():
+            return self._checked[1]
+        return kernels.finite(vector)
+
     def settle(self) -> None:
         """Carry over whatever the scheme did not touch."""
         _ = self.value, self.slots
-
-
-def finite(vector: Vector) -> bool:
-    """Whether all elements are finite: one sum, and a closer look only where it overflows."""
-    if not vector.is_floating_point() or bool(torch.isfinite(vector.sum())):
-        return True
-    return bool(torch.isfinite(vector).all())
 
 
 def _narrow(commit: Commit, lo: int, hi: int) -> Commit:

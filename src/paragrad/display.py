@@ -26,6 +26,7 @@ LINE = 5.0
 ROWS = 16
 """Workers shown by name; the others are counted."""
 HEADINGS = f"{'worker':>6}{'pid':>10}{'commits':>10}{'samples/s':>13}{'loss':>11}{'staleness':>12}   state"
+ENDS = {"seconds": "time limit", "target": "target reached", "patience": "no better"}
 STATES = {"warming up": "yellow", "running": "green", "lost": "bold red", "done": "dim"}
 
 
@@ -165,7 +166,6 @@ class Display:
 
     def _on_resume(self, data: Any) -> None:
         self._rows_resumed = int(data.get("rows", 0))
-        self._say(f"Goes on from {data['path']}, at update {data['clock']:,}.")
 
     def _on_note(self, data: Any) -> None:
         self.note(data["message"])
@@ -174,7 +174,7 @@ class Display:
         self.warn(data["message"])
 
     def _on_end(self, data: Any) -> None:
-        self._ended = data["reason"]
+        self._ended = ENDS.get(data["reason"], data["reason"])
         for worker in self._workers.values():
             if worker.state != "lost":
                 worker.state = "done"
@@ -285,7 +285,7 @@ class Display:
     def _headline(self) -> RenderableType:
         parts: list[Any] = []
         for name, value in self._figures():
-            parts += [(value, "bold"), (f" {name}", "dim"), "   "]
+            parts += [(value, "bold"), (f" {name}", "dim"), "  "]
         return Padding(Text.assemble(*parts[:-1], no_wrap=True, overflow="ellipsis"), (1, 0, 0, 0))
 
     def _rows_of_workers(self) -> RenderableType:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 
 import torch
 
+from paragrad import kernels
 from paragrad.types import Vector
 
 
@@ -84,7 +85,7 @@ class Replica:
 
     def movement(self) -> Vector:
         """``local - anchor``, written straight into the outgoing commit."""
-        return torch.sub(self._local, self.anchor, out=self._out)
+        return kernels.subtract(self._out, self._local, self.anchor)
 
     def begin_again(self, center: Vector, version: int) -> None:
         """Take the center as it is: at the start, and after a commit that was refused or dropped."""

@@ -28,12 +28,17 @@ class Learner(Protocol):
     ``scatter(seed)`` for schemes whose workers start apart; ``center_optimizer()`` for schemes that ship gradients.
     """
 
-    weights: Vector
-    """All trained parameters, contiguous, float32 or float64, on the CPU; schemes read and write it between windows."""
-    buffers: Vector
-    """Floating state that is not trained (batch-norm statistics); may be empty."""
-    integers: Vector
-    """Integer state that is not trained (int64); may be empty."""
+    @property
+    def weights(self) -> Vector:
+        """All trained parameters, contiguous, float32 or float64, on the CPU; schemes read and write it between windows."""
+
+    @property
+    def buffers(self) -> Vector:
+        """Floating state that is not trained (batch-norm statistics); may be empty."""
+
+    @property
+    def integers(self) -> Vector:
+        """Integer state that is not trained (int64); may be empty."""
 
     @property
     def lr(self) -> float:
