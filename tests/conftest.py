@@ -76,5 +76,10 @@ def every_batch_once(directory: Path, total: int) -> bool:
 def train(model: Any, data: Any, out: Path, watch: Watch | None = None, **options: Any) -> pg.Result:
     """``pg.train`` with a run directory and a watch."""
     run = pg.Run(out=out, callbacks=(watch,) if watch else (), **options.pop("run", {}))
-    settings: dict[str, Any] = {"optimizer": "sgd:lr=0.1", "batch_size": 8, "epochs": 4, "engine": pg.Local(workers=3)} | options
+    settings: dict[str, Any] = {
+        "optimizer": "sgd:lr=0.1",
+        "batch_size": 8,
+        "epochs": 4,
+        "engine": pg.Local(workers=3),
+    } | options
     return pg.train(model, data, run=run, **settings)

@@ -35,7 +35,9 @@ def interrupted_then_resumed(model, rows, out, scheme, at, **options):
     return train(model, rows, out, scheme=scheme, run={"resume": "auto"}, **options)
 
 
-@pytest.mark.parametrize("scheme", [pg.AGN(window=3), pg.AEASGD(window=2), pg.DiLoCo(window=3), pg.Downpour()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "scheme", [pg.AGN(window=3), pg.AEASGD(window=2), pg.DiLoCo(window=3), pg.Downpour()], ids=lambda s: s.name
+)
 @pytest.mark.parametrize("at", [7, 31])
 def test_a_resumed_run_uses_the_rows_of_an_unbroken_one(scheme, at, model, rows, tmp_path):
     result = interrupted_then_resumed(model, rows, tmp_path / "run", scheme, at)

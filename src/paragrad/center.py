@@ -102,7 +102,9 @@ class Center:
     ) -> None:
         quorum = scheme.quorum(workers)
         if not 1 <= quorum <= workers:
-            raise UsageError(f"{scheme!r} needs a quorum of {quorum} commits from {workers} workers; it must be 1 to {workers}.")
+            raise UsageError(
+                f"{scheme!r} needs a quorum of {quorum} commits from {workers} workers; it must be 1 to {workers}."
+            )
         self.scheme = scheme
         self.workers = workers
         self.leases = leases
@@ -302,8 +304,8 @@ class Center:
             if isinstance(answer, list):
                 if self.scheme.answers != "own" or len(answer) != len(commits):
                     raise UsageError(
-                        f"{type(self.scheme).__name__}.apply returned {len(answer)} answers for {len(commits)} commits; it must "
-                        'return center.value, or, with answers = "own", one vector for each commit.'
+                        f"{type(self.scheme).__name__}.apply returned {len(answer)} answers for {len(commits)} commits; it "
+                        'must return center.value, or, with answers = "own", one vector for each commit.'
                     )
                 for commit, mine in zip(commits, answer, strict=True):
                     self.answers[commit.worker][start:stop].copy_(mine)

@@ -114,7 +114,16 @@ def check_scheme(scheme: Scheme, *, plain: bool = False) -> None:
     for law in laws:
         try:
             law(scheme)
-        except (AssertionError, ParagradError, RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (
+            AssertionError,
+            ParagradError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            IndexError,
+        ) as error:
             broken.append(f"- {law.__name__.replace('_', ' ')}: {error}" or type(error).__name__)
     if broken:
         raise LawBroken(f"{scheme!r} breaks {len(broken)} of {len(laws)} laws:\n" + "\n".join(broken))
@@ -156,7 +165,9 @@ def steps_are_conserved(scheme: Scheme) -> None:
     serial.center.refused = refused
     serial.run()
     applied = sum(commit.steps for commit in serial.applied)
-    assert serial.steps_run == applied + turned_away, f"{serial.steps_run} steps were run, {applied} + {turned_away} accounted for"
+    assert serial.steps_run == applied + turned_away, (
+        f"{serial.steps_run} steps were run, {applied} + {turned_away} accounted for"
+    )
 
 
 def the_clock_ticks_once_an_update(scheme: Scheme) -> None:
@@ -233,7 +244,9 @@ def nan_never_enters(scheme: Scheme) -> None:
     sent = serial.actors[0].sent
     assert sent is not None
     before = serial.center.value.clone()
-    bad = changed(sent, sequence=sent.sequence + 1, value=torch.full_like(sent.value, float("nan")), version=serial.center.clock)
+    bad = changed(
+        sent, sequence=sent.sequence + 1, value=torch.full_like(sent.value, float("nan")), version=serial.center.clock
+    )
     replies = serial.center.receive(bad)
     assert same(before, serial.center.value), "NaN moved the center"
     mine = [reply for reply in replies if reply.worker == 0]
@@ -266,7 +279,9 @@ def it_descends(scheme: Scheme) -> None:
         best = Bowl(weights=source.tree.mean(0)).evaluate(source, ROWS)["loss"]
         serial.run()
         end = Bowl(weights=serial.center.value).evaluate(source, ROWS)["loss"]
-        assert end - best < 0.7 * (start - best), f"with {workers} workers the loss went from {start:.3f} to {end:.3f} (best {best:.3f})"
+        assert end - best < 0.7 * (start - best), (
+            f"with {workers} workers the loss went from {start:.3f} to {end:.3f} (best {best:.3f})"
+        )
 
 
 def one_worker_is_plain_training(scheme: Scheme) -> None:

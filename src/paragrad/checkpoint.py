@@ -76,7 +76,7 @@ def load(path: Path) -> Checkpoint:
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest sound checkpoint, and what to say of those that were passed over."""
-    passed = []
+    passed: list[str] = []
     for path in sorted(_all(folder), reverse=True):
         try:
             return load(path), passed

@@ -60,8 +60,8 @@ class RunDirectory:
         for key, value in identity.items():
             if before.get(key) != value:
                 raise UsageError(
-                    f"The run in {self.path} was made with {key} {before.get(key)!r}, but now it is {value!r}: that would be another "
-                    "run. Give the same value, or another out=."
+                    f"The run in {self.path} was made with {key} {before.get(key)!r}, but now it is {value!r}: that would be "
+                    "another run. Give the same value, or another out=."
                 )
         notes.append(f"The run goes on from update {found.numbers['clock']} (checkpoint {found.path.name}).")
         return found

@@ -83,9 +83,9 @@ class Session:
             center.restore(self.resumed.tensors, numbers)
             self.tally = Tally.from_state(self.resumed.numbers["tally"])
             self._before = self.resumed.numbers["seconds"]
-            self.emit("resume", clock=center.clock, path=self.resumed.path.name)
+            self.emit("resume", clock=center.clock, path=self.resumed.path.name, rows=self.tally.samples)
         elif self.anew:
-            self.emit("resume", clock=0, path=None)
+            self.emit("resume", clock=0, path=None, rows=0)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write an event down and tell everyone who asked."""
@@ -207,7 +207,9 @@ class Session:
         self._writer = None
         if self._write_error is not None:
             error, self._write_error = self._write_error, None
-            self.emit("warning", message=f"Checkpoint {self._writing} could not be written ({error}); the one before it is kept.")
+            self.emit(
+                "warning", message=f"Checkpoint {self._writing} could not be written ({error}); the one before it is kept."
+            )
         else:
             self.emit("checkpoint", clock=self._writing, path=f"checkpoints/{self._writing:010d}")
 
@@ -215,5 +217,3 @@ class Session:
         """Write out what is left."""
         self._finish_writing()
         self._record.close()
-
-

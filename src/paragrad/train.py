@@ -86,8 +86,8 @@ def train(
     plan = Plan(rows=len(parts.train), batch_size=batch_size, epochs=epochs, seed=seed)
     if engine.workers > plan.batches:
         raise UsageError(
-            f"{engine.workers} workers, but an epoch of {plan.rows:,} rows has only {plan.batches} mini-batches of {batch_size}. "
-            f"Use at most {plan.batches} workers or a smaller batch_size."
+            f"{engine.workers} workers, but an epoch of {plan.rows:,} rows has only {plan.batches} mini-batches of "
+            f"{batch_size}. Use at most {plan.batches} workers or a smaller batch_size."
         )
     notes = list(parts.notes)
     make_learner = _learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
@@ -189,7 +189,9 @@ class _OwnLearner:
     def __call__(self, device: str) -> Learner:
         learner = self._make()
         if not isinstance(learner, Learner):
-            raise UsageError(f"The function given as model returned {type(learner).__name__}, which is not a Learner (see pg.Learner).")
+            raise UsageError(
+                f"The function given as model returned {type(learner).__name__}, which is not a Learner (see pg.Learner)."
+            )
         return learner
 
 
@@ -255,7 +257,8 @@ def _config(
         "target_loss": run.stop.loss,
         "patience": run.stop.patience,
     }
-    return {key: value for key, value in config.items() if value is not None}
+    meant = ("checkpoint_every", "validate_every")  # None is a choice here, and not the default
+    return {key: value for key, value in config.items() if value is not None or key in meant}
 
 
 def _spelling(thing: Any) -> str | None:
@@ -337,4 +340,3 @@ def _summary(
             "numpy": np.__version__,
         },
     }
-

@@ -200,4 +200,3 @@ def seed_everything(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
-

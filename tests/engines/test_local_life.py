@@ -51,7 +51,9 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def start_long(folder: Path) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(LONG)
-    process = subprocess.Popen([sys.executable, "script.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "script.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     wait_for(lambda: commits(folder) > 3, process)
     return process
 
@@ -108,7 +110,11 @@ print("accuracy", r.accuracy, r.summary["metrics"])
 
 
 def test_a_notebook_cell_may_define_the_model(tmp_path):
-    cells = [HEAD, "class Mine(nn.Linear):\n    pass\n", "r = pg.train(Mine(8, 2), (x, y), epochs=2)\nprint('DONE', r.stopped)\n"]
+    cells = [
+        HEAD,
+        "class Mine(nn.Linear):\n    pass\n",
+        "r = pg.train(Mine(8, 2), (x, y), epochs=2)\nprint('DONE', r.stopped)\n",
+    ]
     driver = (
         "import types, sys\n"
         "main = types.ModuleType('__main__')\nsys.modules['__main__'] = main\n"

@@ -38,9 +38,14 @@ TICK = 0.5
 
 @dataclass(frozen=True)
 class Local:
-    """Worker processes on this machine, exchanging through shared memory. Needs nothing else."""
+    """Worker processes on one machine, exchanging through shared memory; a lost one is replaced.
+
+    Choose it for any model on one machine: it needs nothing else.
+    Not when one machine is not enough.
+    """
 
     workers: int = 2
+    """How many worker processes."""
     threads: int | None = None
     """Threads of each worker; by default the cores that this process may use, shared out."""
     on_failure: Literal["raise", "replace"] = "raise"

@@ -1,10 +1,15 @@
 """What the fork server loads once, so that no worker has to: torch, its optimisers, and the worker itself."""
 
-import torch
-import torch._dynamo
-import torch.optim
+import signal
 
-import paragrad.engines.localworker
-import paragrad.learners.torch
+# A Ctrl-C is for the trainer, which stops its workers; the server would print a traceback while it still imports.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
+import torch.optim  # noqa: E402
+
+import paragrad.engines.localworker  # noqa: E402
+import paragrad.learners.torch  # noqa: E402
 
 __all__ = ["paragrad", "torch"]

@@ -48,7 +48,7 @@ class Fd:
         self._fd = fd
 
     def __reduce__(self) -> tuple[Callable[..., Fd], tuple[Any]]:
-        return _received, (reduction.DupFd(self._fd),)  # type: ignore[no-untyped-call]
+        return _received, (reduction.DupFd(self._fd),)
 
     def open(self) -> int:
         """The child's own descriptor."""
@@ -85,7 +85,7 @@ def _let_go_of_the_server() -> None:
     """
     from multiprocessing import forkserver
 
-    state = forkserver._forkserver  # type: ignore[attr-defined]
+    state: Any = forkserver._forkserver
     if state._forkserver_alive_fd is not None:
         os.close(state._forkserver_alive_fd)
         state._forkserver_alive_fd = None

@@ -155,7 +155,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_tensor(thing)
         if type(thing) is np.ndarray and thing.nbytes >= LARGE and not thing.dtype.hasobject:
             array = np.ascontiguousarray(thing)
-            data = memoryview(array.reshape(-1).view(np.uint8))
+            data = array.reshape(-1).view(np.uint8).data
             where = self._parcel.place(array, data, array.__array_interface__["data"][0])
             return _open_array, (where, array.nbytes, array.dtype, array.shape)
         return super().reducer_override(thing)

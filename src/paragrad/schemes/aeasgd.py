@@ -27,7 +27,9 @@ class AEASGD(Scheme):
 
     window: int = 10
     alpha: float = 0.1
+    """Share of the distance that worker and center each give up at an exchange."""
     atomic: bool = True
+    """The center computes the force; False: the worker does, from a center it pulled before (the thesis's form)."""
 
     additive = False
     elementwise = True
@@ -63,7 +65,7 @@ class AEASGD(Scheme):
         if not self.atomic and self.alpha * (workers + 1) >= 2:
             return [
                 f"AEASGD(atomic=False) with alpha={self.alpha} and {workers} workers has alpha * (workers + 1) = "
-                f"{self.alpha * (workers + 1):.2f} >= 2 and is known to diverge. alpha below {2 / (workers + 1):.3f} holds, and "
-                "so does atomic=True at any number of workers."
+                f"{self.alpha * (workers + 1):.2f} >= 2 and is known to diverge. alpha below {2 / (workers + 1):.3f} holds, "
+                "and so does atomic=True at any number of workers."
             ]
         return []

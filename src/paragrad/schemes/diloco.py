@@ -25,7 +25,9 @@ class DiLoCo(Scheme):
 
     window: int = 50
     lr: float = 0.7
+    """The outer learning rate."""
     momentum: float = 0.9
+    """The outer Nesterov momentum."""
 
     center_slots = ("velocity",)
     elementwise = True

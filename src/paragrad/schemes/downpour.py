@@ -30,8 +30,8 @@ class Downpour(Scheme):
     def warnings(self, workers: int) -> list[str]:
         if workers > 1 and (self.window > 1 or workers >= 20):
             return [
-                f"Downpour adds {workers} workers' windows of {self.window} steps at full length and is known to diverge from "
-                f"there on (Hermans: 10 workers with windows of 5 or more, 20 workers with 1). AGN(window={max(self.window, 5)}) "
-                "divides each window by its steps and holds."
+                f"Downpour adds {workers} workers' windows of {self.window} steps at full length and is known to diverge "
+                f"from there on (Hermans: 10 workers with windows of 5 or more, 20 workers with 1). "
+                f"AGN(window={max(self.window, 5)}) divides each window by its steps and holds."
             ]
         return []

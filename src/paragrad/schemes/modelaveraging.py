@@ -25,6 +25,7 @@ class ModelAveraging(Scheme):
 
     window: int = 10
     starts: Literal["center", "own"] = "center"
+    """Whether workers begin from the center, or each from a random point of its own."""
 
     ships = "weights"
     additive = False
