@@ -80,6 +80,8 @@ class _Pending:
     own: bool
     version: int
     applied: bool = True
+    sits_out: int | None = None
+    """The clock of a round that has nothing for this worker."""
 
 
 class Center:
@@ -202,6 +204,8 @@ class Center:
         self.live.discard(worker)
         self._owed.pop(worker, None)
         self.leases.abandon(worker)
+        for owed in self._owed.values():
+            owed.sits_out = None  # what it leaves behind may be for them
         return self._advance()
 
     def receive(self, commit: Commit) -> list[Reply]:
@@ -363,7 +367,7 @@ class Center:
         replies = []
         gathered = {commit.worker for commit in self._round} if self.scheme.held else set()
         for worker in sorted(self._owed):
-            if worker in gathered:
+            if worker in gathered or self._owed[worker].sits_out == self.clock:
                 continue
             view = View(self, self.state, self.state, 0, 0)
             if self.scheme.waits(view, worker):
@@ -372,7 +376,8 @@ class Center:
             ahead = len(self.leases.held(worker)) - self._in_round(worker)
             batches = self.leases.take(worker, max(0, steps + self.scheme.overlap - ahead), aligned=self._aligned)
             if not batches and not ahead and self._aligned and self.leases.remain(worker):
-                continue  # nothing for it in this round: it sits out until the next
+                self._owed[worker].sits_out = self.clock
+                continue
             replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
         done = [reply.worker for reply in replies if reply.done]
         self.live.difference_update(done)

@@ -36,8 +36,8 @@ def everything(source) -> list[torch.Tensor]:
 # -- good data --------------------------------------------------------------------------------------------------
 
 
-def test_digits_are_scaled_and_a_fifth_is_held_out_aloud() -> None:
-    found = split("digits")
+def test_digits_are_scaled_and_a_hold_out_is_said_aloud() -> None:
+    found = split("digits", holdout=0.2)
     x, y = everything(found.train)
     assert (found.name, len(found.train), len(found.validation)) == ("digits", 1437, 360)
     assert (x.dtype, y.dtype, x.shape[1:]) == (torch.float32, torch.int64, (64,))
@@ -45,8 +45,8 @@ def test_digits_are_scaled_and_a_fifth_is_held_out_aloud() -> None:
     assert found.notes == ("No test part: 20 % of the rows (360 of 1,797, by seed 0) are held out for validation.",)
 
 
-def test_nothing_is_held_out_where_that_is_asked_for() -> None:
-    found = split("digits", holdout=0)
+def test_nothing_is_held_out_unless_that_is_asked_for() -> None:
+    found = split("digits")
     assert (len(found.train), found.validation, found.notes) == (1797, None, ())
 
 

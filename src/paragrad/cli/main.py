@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from paragrad.cli import data, doctor, engines, models, schemes, train
+from paragrad.cli import data, demo, doctor, engines, models, schemes, train
 from paragrad.errors import ParagradError, UsageError
 
 
@@ -50,6 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", no_args_is_help=True)(train.train)
+app.command("demo")(demo.demo)
 app.command("schemes")(schemes.schemes)
 app.command("engines")(engines.engines)
 app.command("data")(data.data)

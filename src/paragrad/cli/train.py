@@ -30,6 +30,8 @@ DEFAULTS: Mapping[str, Any] = {
 }
 OF_ENGINE = ("workers", "threads", "on_failure")
 """Options that are fields of the engine, so common that they have a flag of their own."""
+HOLDOUT = 0.2
+"""The share of rows kept for testing where the data has no test part, and nothing else was asked for."""
 STOPPED = {
     "finished": "All epochs are done.",
     "seconds": "Stopped at the time limit.",
@@ -175,7 +177,7 @@ def train(
     given = {key: value for key, value in ctx.params.items() if key in options.CONFIG and value is not None}
     given = {key: None if value == "none" else value for key, value in given.items()}
     settings, going_on = gather(config, resume, given)
-    carry_out(settings, going_on, quiet)
+    carry_out(settings, going_on, quiet=quiet)
 
 
 def gather(config: Path | None, resume: str | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool | str]:
@@ -225,7 +227,7 @@ def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
     settings.update(upper)
 
 
-def carry_out(settings: Mapping[str, Any], resume: bool | str, quiet: bool) -> None:
+def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, table: bool = True) -> Result:
     """Build what the settings name, train, and show the result."""
     if settings.get("data") is None:
         raise UsageError("Nothing says what to train on. Give --data digits, --data file.npz, or a RUN.toml that has data.")
@@ -274,8 +276,9 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, quiet: bool) -> N
         )
     finally:
         display.close()
-    if not quiet:
+    if table and not quiet:
         show(result, display.console)
+    return result
 
 
 def build(settings: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -292,6 +295,8 @@ def build(settings: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
             raise UsageError(f"{key} = {settings[key]!r} was made in Python, which a run.toml cannot repeat: give --{key}.")
     seed, holdout = settings["seed"], settings.get("holdout")
     parts = split(settings["data"], None, holdout, seed)
+    if parts.validation is None and holdout is None:
+        parts = split(settings["data"], None, HOLDOUT, seed)
     loss = losses.build(settings["loss"]) if settings.get("loss") is not None else losses.infer(parts.train)[0]
     inputs, _ = inputs_and_target(parts.train.batch(np.zeros(1, dtype=np.int64)))
     model = models.build(settings["model"], tuple(leaves(inputs)[0].shape[1:]), losses.outputs(parts.train, loss), seed)

@@ -30,8 +30,6 @@ CATALOGUE: dict[str, str] = {
 """What ``data`` may be on the command line, each in a line."""
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-HOLDOUT = 0.2
-"""The share of rows held out where named data or a file has no test part."""
 IGNORED = -100
 """torch's own mark for a target that does not count."""
 SAMPLE = 1_000
@@ -59,7 +57,6 @@ class _Given:
     test: Arrays | None
     name: str
     notes: tuple[str, ...] = ()
-    named: bool = False
 
 
 def split(data: Data, validation: Data = None, holdout: float | None = None, seed: int = 0) -> Split:
@@ -69,8 +66,7 @@ def split(data: Data, validation: Data = None, holdout: float | None = None, see
     targets int64. The target is the last of a tuple. Images of bytes in a file become float32 from 0 to 1.
 
     ``validation`` may be whatever ``data`` may be; of a file with a test part, that part is taken. Without it, the
-    test part of the data is used, or ``holdout``, a share of the rows drawn by ``seed``. Named data and files without
-    a test part hold out 20 % by themselves; ``holdout=0`` prevents it.
+    test part of the data is used, or ``holdout``, a share of the rows drawn by ``seed``; without either, none.
     """
     if holdout is not None and not 0 <= holdout < 1:
         raise UsageError(f"holdout={holdout}, but it is a share of the rows: above 0 and below 1, or 0 for none.")
@@ -84,10 +80,9 @@ def split(data: Data, validation: Data = None, holdout: float | None = None, see
         return Split(given.source, test, given.name, given.notes)
     if given.test is not None and not holdout:
         return Split(given.source, given.test, given.name, given.notes)
-    share = HOLDOUT if holdout is None and given.named else holdout
-    if not share:
+    if not holdout:
         return Split(given.source, None, given.name, given.notes)
-    return _hold_out(given, share, seed)
+    return _hold_out(given, holdout, seed)
 
 
 def check_labels(source: Source, outputs: int) -> None:
@@ -156,7 +151,7 @@ def _digits() -> _Given:
 
     pixels, labels = load_digits(return_X_y=True)
     tree = (torch.from_numpy((pixels / 16).astype(np.float32)), torch.from_numpy(labels.astype(np.int64)))
-    return _Given(Arrays(tree), None, "digits", named=True)
+    return _Given(Arrays(tree), None, "digits")
 
 
 def _file(path: str | Path) -> _Given:
@@ -170,7 +165,7 @@ def _file(path: str | Path) -> _Given:
         raise UsageError(f"{file} has y_test but no x_test. Add x_test, or leave both out.")
     if "test" in parts:
         _check_alike(parts["train"], parts["test"])
-    return _Given(parts["train"], parts.get("test"), file.name, tuple(dict.fromkeys(notes)), named=True)
+    return _Given(parts["train"], parts.get("test"), file.name, tuple(dict.fromkeys(notes)))
 
 
 def _archive(file: Path) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,0 +1,40 @@
+# Two commands do all the set-up: `make demo` and `make test`. The environment is .venv in this folder.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml setup.py constraints.txt src/paragrad/kernels.c
+
+.PHONY: demo env test lint chaos bench clean
+
+demo: .venv/.core
+	$(BIN)/paragrad demo
+
+env: .venv/.all
+
+test: .venv/.all lint
+	$(BIN)/pytest -m "not chaos"
+
+lint: .venv/.all
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+chaos: .venv/.all
+	$(BIN)/pytest -m chaos -s
+
+bench: .venv/.all
+	for name in exchange throughput straggler memory start; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python benchmarks/table.py
+
+clean:
+	rm -rf .venv build src/*.egg-info src/paragrad/_kernels*.so
+
+.venv/.core: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation -e .
+	touch $@
+
+.venv/.all: .venv/.core
+	$(PIP) --no-build-isolation -e '.[test,lint]'
+	touch $@

@@ -1,0 +1,86 @@
+"""Imports go one way: a room may use those below it, never those above."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "paragrad"
+LEVELS = [
+    {"errors"},
+    {"types", "options"},
+    {"kernels", "flat"},
+    {"replica", "run"},
+    {"data", "schemes", "optim", "models", "losses"},
+    {"center", "learners", "record", "checkpoint", "tally", "result", "display"},
+    {"job", "directory"},
+    {"session", "worker"},
+    {"engines"},
+    {"train", "check"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+NEVER = {
+    "schemes": {"learners", "engines", "data", "optim"},
+    "learners": {"schemes", "engines", "center"},
+    "display": {"train", "engines", "session"},
+    "record": {"train", "engines", "session"},
+}
+HEAVY = {"sklearn", "ray", "pyspark", "mpi4py", "keras", "h5py", "uproot", "pyarrow"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, *, top_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_only else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def rooms_used(path: Path) -> set[str]:
+    parts = [name.split(".") for name in imports(path) if name.startswith("paragrad.")]
+    return {part[1] for part in parts if (PACKAGE / part[1]).is_dir() or (PACKAGE / f"{part[1]}.py").exists()}
+
+
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_room_imports_only_what_lies_below_it(path):
+    room = room_of(path)
+    assert room in LEVEL, f"{room} has no place in the house: add it to LEVELS"
+    above = {used for used in rooms_used(path) if used != room and LEVEL[used] >= LEVEL[room]}
+    peers = {used for used in above if LEVEL[used] == LEVEL[room]}
+    assert not above - peers, f"{path.name} imports {above - peers}, which lie above {room}"
+    assert not rooms_used(path) & NEVER.get(room, set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_heavy_library_is_not_imported_at_the_top_of_a_file(path):
+    assert not {name.split(".")[0] for name in imports(path, top_only=True)} & HEAVY
+
+
+def test_engines_use_no_lock_queue_or_event_of_multiprocessing():
+    forbidden = {"Lock", "RLock", "Event", "Barrier", "Condition", "Queue", "SimpleQueue", "Manager", "Semaphore", "shared_memory"}
+    for path in (PACKAGE / "engines").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in forbidden, f"{path.name}:{node.lineno} uses {node.attr}"
+            if isinstance(node, ast.ImportFrom):
+                assert not {alias.name for alias in node.names} & forbidden, f"{path.name}:{node.lineno}"
+
+
+def test_schemes_do_no_io_and_know_no_network():
+    for path in (PACKAGE / "schemes").glob("*.py"):
+        names = {name.split(".")[0] for name in imports(path)} | imports(path)
+        assert not names & {"os", "io", "socket", "threading", "logging", "multiprocessing", "torch.nn"}, path.name
