@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from paragrad.errors import ParagradError as ParagradError
     from paragrad.errors import UsageError as UsageError
     from paragrad.errors import WorkerError as WorkerError
+    from paragrad.data.source import Source as Source
     from paragrad.learners.learner import Learner as Learner
+    from paragrad.learners.learner import Step as Step
     from paragrad.learners.torch import TorchLearner as TorchLearner
+    from paragrad.replica import Replica as Replica
     from paragrad.result import Result as Result
     from paragrad.run import Run as Run
     from paragrad.run import Stop as Stop
     from paragrad.schemes import *  # noqa: F403
     from paragrad.schemes.scheme import Scheme as Scheme
     from paragrad.train import train as train
+    from paragrad.types import CenterView as CenterView
     from paragrad.types import Commit as Commit
     from paragrad.types import Event as Event
     from paragrad.types import Reply as Reply
@@ -37,8 +41,12 @@ _HOMES = {
     "Stop": "run",
     "Scheme": "schemes.scheme",
     "Learner": "learners.learner",
+    "Step": "learners.learner",
+    "Source": "data.source",
+    "Replica": "replica",
     "TorchLearner": "learners.torch",
     "check_scheme": "check",
+    "CenterView": "types",
     "Commit": "types",
     "Reply": "types",
     "Event": "types",
@@ -78,6 +86,10 @@ class _Package(ModuleType):
         if name in _HOMES and isinstance(value, ModuleType):
             value = getattr(value, name)
         super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """By name: a function of the user's that says ``pg.`` travels to the workers with this module in it."""
+        return import_module, (__name__,)
 
 
 sys.modules[__name__].__class__ = _Package

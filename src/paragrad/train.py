@@ -93,7 +93,10 @@ def train(
     make_learner = _learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
     job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH)
     learner = make_learner("cpu")
-    _check_fit(learner, parts, scheme)
+    if scheme.ships == "gradient" and not hasattr(learner, "center_optimizer"):
+        raise UsageError(f"{type(scheme).__name__} ships gradients, so the Learner needs a center_optimizer() method.")
+    if isinstance(learner, TorchLearner) and isinstance(model, nn.Module):
+        _check_fit(learner, parts)
     if run.stop.looks and parts.validation is None:
         raise UsageError("A target or patience needs validation rows: give validation= or holdout=.")
 
@@ -204,12 +207,8 @@ class _ModuleLearner:
         return TorchLearner(*self._parts, metrics=self._metrics, device=device)
 
 
-def _check_fit(learner: Learner, parts: load.Split, scheme: Scheme) -> None:
+def _check_fit(learner: TorchLearner, parts: load.Split) -> None:
     """Try two rows before any process is started: a model that does not fit its data fails here, in the caller."""
-    if scheme.ships == "gradient" and not hasattr(learner, "center_optimizer"):
-        raise UsageError(f"{type(scheme).__name__} ships gradients, so the Learner needs a center_optimizer() method.")
-    if not isinstance(learner, TorchLearner):
-        return
     rows = np.arange(min(2, len(parts.train)), dtype=np.int64)
     inputs, _ = split(parts.train.batch(rows))
     learner.module.eval()
@@ -290,7 +289,7 @@ def _trained(model: Any, learner: Learner, center: Center) -> Any:
     learner.buffers.copy_(center.state.buffers)
     learner.integers.copy_(center.state.integers)
     learner.spread()
-    if not isinstance(learner, TorchLearner):
+    if not isinstance(learner, TorchLearner) or not isinstance(model, nn.Module):
         return learner
     trained = copy.deepcopy(model)
     trained.load_state_dict(learner.module.state_dict())

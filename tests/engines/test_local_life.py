@@ -96,7 +96,7 @@ class Mine(nn.Module):
         self.inner = nn.Linear(8, 2)
     def forward(self, x):
         return scale(self.inner(x))
-scale = lambda out: out * 2.0
+scale = lambda out: out * float(pg.AGN(window=2).window)
 r = pg.train(Mine(), (x, y), loss=lambda out, target: nn.functional.cross_entropy(out, target),
              optimizer=lambda params: torch.optim.SGD(params, lr=0.1), metrics={"half": lambda out, target: 0.5},
              holdout=0.25, scheme=pg.AGN(window=2), engine=pg.Local(workers=2), epochs=2)
