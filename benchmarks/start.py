@@ -29,7 +29,8 @@ class Witness:
     def __init__(self, *, kills: bool = False) -> None:
         self.kills = kills
         self.pids: dict[int, int] = {}
-        self.killed = self.found: float | None = None
+        self.killed: float | None = None
+        self.found: float | None = None
         self.first: float | None = None
         self.replaced: float | None = None
 

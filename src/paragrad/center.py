@@ -189,13 +189,11 @@ class Center:
         self._check_rank(worker)
         self.live.add(worker)
         self.leases.welcome(worker)
-        pending = _Pending(sequence=-1 - incarnation, own=False, version=self.clock)
+        self.leases.give_back(worker, keep=self._waiting(worker))
+        self._owed[worker] = _Pending(sequence=-1 - incarnation, own=False, version=self.clock)
         if any(commit.worker == worker for commit in self._round) and self.scheme.held:
             # Its predecessor's commit waits in the round: it counts, and the newcomer begins after it.
-            self._owed[worker] = pending
             return []
-        self.leases.give_back(worker)
-        self._owed[worker] = pending
         return self._release()
 
     def leave(self, worker: int) -> list[Reply]:
@@ -203,7 +201,7 @@ class Center:
         self._check_rank(worker)
         self.live.discard(worker)
         self._owed.pop(worker, None)
-        self.leases.abandon(worker)
+        self.leases.abandon(worker, keep=self._waiting(worker))
         for owed in self._owed.values():
             owed.sits_out = None  # what it leaves behind may be for them
         return self._advance()
@@ -260,8 +258,12 @@ class Center:
         coming = sum(1 for w in self.live if w not in here and self.leases.held(w))
         return len(here) >= min(quorum, len(here) + coming)
 
+    def _waiting(self, worker: int) -> tuple[int, ...]:
+        """The mini-batches of this worker's commits that wait in the round: they count, whatever becomes of the worker."""
+        return tuple(position for commit in self._round if commit.worker == worker for position in commit.batches)
+
     def _in_round(self, worker: int) -> int:
-        return sum(len(commit.batches) for commit in self._round if commit.worker == worker)
+        return len(self._waiting(worker))
 
     def _apply(self, commits: list[Commit]) -> bool:
         """Write the next state and flip to it; False, and no flip, where a commit turns out not to be finite."""
@@ -356,7 +358,7 @@ class Center:
                     f"{self.clock}. The center keeps its last finite weights. Lower the learning rate, or choose a scheme that "
                     f"normalises its commits (agn) instead of {self.scheme.name}."
                 )
-        self.leases.give_back(commit.worker)
+        self.leases.give_back(commit.worker, keep=self._waiting(commit.worker))
         self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock, applied=False)
         return self._release()
 

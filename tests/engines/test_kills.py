@@ -123,8 +123,59 @@ def test_a_worker_killed_as_soon_as_it_has_a_pid_is_replaced(tmp_path):
     assert result.summary["lost_workers"] == 2
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "given-up"])
+def test_a_commit_that_waits_in_a_round_counts_whatever_becomes_of_its_worker(replaced, overlap):
+    scheme = type("Overlapping", (pg.ModelAveraging,), {"overlap": overlap})(window=1)
+    center = Center(scheme, torch.zeros(4), workers=3, leases=Leases(batches=9, epochs=1, workers=3))
+    held: dict[int, tuple[int, ...]] = {0: (), 1: (), 2: ()}
+
+    def hand_out(replies: list[pg.Reply]) -> None:
+        for reply in replies:
+            held[reply.worker] += reply.batches
+
+    def commit(worker: int) -> None:
+        used, held[worker] = held[worker][:1], held[worker][1:]
+        hand_out(center.receive(Commit(worker=worker, sequence=1, version=0, value=torch.ones(4), steps=1, batches=used)))
+
+    for worker in range(3):
+        hand_out(center.join(worker))
+    commit(1)
+    held[1] = ()  # it dies, and what it knew with it
+    hand_out(center.join(1, 1) if replaced else center.leave(1))
+    commit(0)
+    commit(2)
+    if not replaced:
+        hand_out(center.join(1, 1))
+    assert center.counts.commits == 3
+    assert {worker: tuple(sorted(center.leases.held(worker))) for worker in range(3)} == held
+
+
+@pytest.mark.parametrize("free", [3, 4, 5])
+def test_a_descriptor_used_again_by_a_replacement_is_not_taken_for_its_death(free, tmp_path):
+    """A dead worker's pipe and its end are seen in one poll; its replacement may get the number of the pipe just closed."""
+    processes.server()
+    low = [os.open("/dev/null", os.O_RDONLY) for _ in range(free)]
+
+    def kill(watch: Watch, event: pg.Event) -> None:
+        watch.signal(1, signal.SIGKILL)
+        wait_until_dead(watch.pids[1])
+        while low:
+            os.close(low.pop())
+
+    watch = Watch(at=5, act=kill)
+    result = train_counting(Counting(SIZE), 60, tmp_path / "run", watch, scheme=pg.AGN(window=2), engine=pg.Local(workers=2))
+    assert result.summary["lost_workers"] == 1
+
+
+def wait_until_dead(pid: int) -> None:
+    """Until the fork server has seen to it that nothing is left of a process."""
+    while os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.002)
+
+
 @pytest.mark.parametrize("size", [SIZE, 1_000_000])
-def test_whoever_pulls_while_commits_are_applied_sees_a_whole_state(size):
+def test_whoever_pulls_while_commits_are_applied_sees_a_whole_state(size, tmp_path):
     pulls, readers = 4000, 2
     segment = Segment()
     leases = Leases(batches=1, epochs=1, workers=1)
@@ -142,10 +193,9 @@ def test_whoever_pulls_while_commits_are_applied_sees_a_whole_state(size):
         for _ in range(20):
             clock += 1
             center.receive(Commit(worker=0, sequence=clock, version=clock - 1, value=one, steps=1))
-    for child, end in zip(children, ends, strict=True):
-        with end:
-            found = json.loads(end.read())
+    for child, file in zip(children, files, strict=True):
         child.join()
+        found = json.loads(file.read_text())
         print(f"{found}, while {clock} commits were applied to {size:,} weights")
         assert found["pulls"] == pulls
         assert found["torn"] == 0

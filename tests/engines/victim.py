@@ -159,7 +159,7 @@ class DiesWarmingUp(Counting):
         return super().forward(x)
 
 
-def pull_again_and_again(segment: Fd, layout: dict[str, tuple[int, int, torch.dtype]], pulls: int, mouth: Fd) -> None:
+def pull_again_and_again(segment: Fd, layout: dict[str, tuple[int, int, torch.dtype]], pulls: int, out: Path) -> None:
     """A child that reads a center of which every weight equals the clock, and tells how often it did not."""
     reader = Reader(Segment(segment.open(), layout))
     value, torn, clocks = torch.empty(layout["value0"][1]), 0, set()
@@ -168,4 +168,4 @@ def pull_again_and_again(segment: Fd, layout: dict[str, tuple[int, int, torch.dt
         clocks.add(clock)
         low, high = value.aminmax()
         torn += not float(low) == float(high) == clock
-    os.write(mouth.open(), json.dumps({"pulls": pulls, "torn": torn, "clocks": len(clocks)}).encode())
+    out.write_text(json.dumps({"pulls": pulls, "torn": torn, "clocks": len(clocks)}))

@@ -79,14 +79,15 @@ class Leases:
             self._held[worker].remove(position)
         self.used += len(batches)
 
-    def give_back(self, worker: int) -> None:
-        """The worker is gone, or its commit was not applied: its leases are to be done again."""
-        self._returned[worker] = sorted(self._returned[worker] + self._held[worker])
-        self._held[worker] = []
+    def give_back(self, worker: int, keep: Batches = ()) -> None:
+        """The worker is gone, or its commit was not applied: its leases are to be done again, but for those to ``keep``."""
+        back = [position for position in self._held[worker] if position not in keep]
+        self._returned[worker] = sorted(self._returned[worker] + back)
+        self._held[worker] = [position for position in self._held[worker] if position in keep]
 
-    def abandon(self, worker: int) -> None:
+    def abandon(self, worker: int, keep: Batches = ()) -> None:
         """The worker will not be replaced: others take over its leases and its share."""
-        self.give_back(worker)
+        self.give_back(worker, keep)
         if not self.stolen and worker not in self._orphans:
             self._orphans.append(worker)
 

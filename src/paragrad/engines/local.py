@@ -213,8 +213,12 @@ class _Crew:
     def _turn(self) -> None:
         """Wait for the next thing to happen, and see to it."""
         timeout = min(TICK, self.session.next_due())
-        for fd, _ in self._poll.poll(max(1, timeout * 1000)):
-            kind, rank = self._what.get(fd, ("", 0))
+        due = [(fd, self._what.get(fd)) for fd, _ in self._poll.poll(max(1, timeout * 1000))]
+        for fd, what in due:
+            # Seeing to one may close the descriptor of another, and a replacement be given the same number.
+            if what is None or self._what.get(fd) is not what:
+                continue
+            kind, rank = what
             if kind == "messages":
                 self._hear()
             elif kind == "wake":
