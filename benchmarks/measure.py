@@ -277,12 +277,14 @@ def machine() -> dict[str, Any]:
 
 def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a small table."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table()
     for index, head in enumerate(heads):
         table.add_column(head, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(title, style="bold", highlight=False)
+    console.print(table)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

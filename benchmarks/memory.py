@@ -20,9 +20,10 @@ from torch import nn
 
 import paragrad as pg
 
-WIDTH = 5_000
-PARAMETERS = WIDTH * WIDTH
-VECTOR = PARAMETERS * 4
+WIDTH, LAYERS = 2_041, 6
+VECTOR = LAYERS * WIDTH * WIDTH * 4
+"""Bytes of 25M parameters in six layers; ``layer`` has about as many in one, the worst case for malloc."""
+ONE_WIDTH = 5_000
 ARRAY = 200_000_000
 ROLES = ("parent", "fork server", "workers", "shared")
 """What is private to each kind of process, and the shared memory, once."""
@@ -45,9 +46,12 @@ class One(nn.Module):
 def run(kind: str, workers: int) -> None:
     """Train until ended from outside; says on stdout when the first commit has been applied."""
     torch.manual_seed(0)
-    model = nn.Linear(WIDTH, WIDTH, bias=False) if kind == "model" else One()
-    rows = ARRAY // (1_000 * 4) if kind == "data" else 64
-    x = torch.rand(rows, 1_000) if kind == "data" else torch.rand(rows, WIDTH)
+    model: nn.Module = One()
+    if kind == "model":
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    elif kind == "layer":
+        model = nn.Linear(ONE_WIDTH, ONE_WIDTH, bias=False)
+    x = torch.rand(ARRAY // (1_000 * 4), 1_000) if kind == "data" else torch.rand(64, ONE_WIDTH if kind == "layer" else WIDTH)
     told = []
 
     def tell(event: pg.Event) -> None:
@@ -147,7 +151,7 @@ def main() -> None:
         figures: dict[str, float] = {}
         for workers in options.workers:
             empty = sample("nothing", workers, options.seconds)
-            for kind, unit in (("model", VECTOR), ("data", ARRAY)):
+            for kind, unit in (("model", VECTOR), ("layer", ONE_WIDTH**2 * 4), ("data", ARRAY)):
                 full = sample(kind, workers, options.seconds)
                 figures |= {f"{kind}, {workers} workers, {role}": (full[role] - empty[role]) / unit for role in full}
             figures |= {f"nothing, {workers} workers, {role}, MB": empty[role] / 1e6 for role in empty}
@@ -165,7 +169,8 @@ def _tables(report: measure.Report, workers: int) -> None:
     expected = {"parent": 2, "fork server": 0, "workers": 2 * workers, "shared": 3 + 2 * workers}
     expected["total"] = sum(expected.values())
     for kind, noun, should in (
-        ("model", f"vectors of {VECTOR / 1e6:.0f} MB", expected),
+        ("model", f"vectors of {VECTOR / 1e6:.0f} MB, {LAYERS} layers", expected),
+        ("layer", f"vectors of {ONE_WIDTH**2 * 4 / 1e6:.0f} MB, one layer", expected),
         ("data", f"arrays of {ARRAY / 1e6:.0f} MB", {"parent": 1, "fork server": 0, "workers": 0, "shared": 1, "total": 2}),
     ):
         rows = []
@@ -173,10 +178,10 @@ def _tables(report: measure.Report, workers: int) -> None:
             found = report.column(f"{kind}, {workers} workers, {role}")
             base = report.column(f"nothing, {workers} workers, {role}, MB")
             rows.append([role, measure.spread(found), str(should.get(role, "")), measure.spread(base, 0)])
-        title = f"Memory beyond that of an empty run, {workers} workers, in {noun}"
+        title = f"Beyond an empty run, {workers} workers, in {noun}"
         measure.show(title, ["", "found", "expected", "empty run, MB"], rows)
         found, target = report.column(f"{kind}, {workers} workers, total"), should["total"]
-        what = f"memory, {workers} workers, AGN with SGD, in {kind} sizes"
+        what = f"memory of {workers} workers, AGN with SGD, in {noun}"
         report.claims.append(measure.Claim.over(what, found, unit="x", target=f"{target} by design"))
 
 

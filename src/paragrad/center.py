@@ -126,11 +126,14 @@ class Center:
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
         )
         self._aligned = scheme.held and quorum > 1
-        # A lone commit of an element-wise scheme is checked in the pass that applies it: the spare buffer is not
-        # flipped to where it turns out bad. Where an optimiser's state is at stake, it is checked before.
-        self._checks_late = quorum == 1 and scheme.elementwise and scheme.answers == "center" and bool(self.answers)
+        # The next state is looked at in the pass that writes it, and not flipped to where it is not finite. That is
+        # enough for a lone commit of an element-wise scheme; in a round, and where an optimiser's state is at stake,
+        # commits are looked at before.
+        self._checks_late = quorum == 1 and scheme.elementwise and optimizer is None
+        self._twins = self._checks_late and scheme.answers == "center" and not scheme.remembers and bool(self.answers)
         self._round: list[Commit] = []
         self._owed: dict[int, _Pending] = {}
+        self._incarnations = [0] * workers
         self._refusals = [0] * workers
 
     def _make_state(
@@ -173,9 +176,8 @@ class Center:
 
     @property
     def working(self) -> list[int]:
-        """Live workers that hold leases or have a commit in the round."""
-        here = {commit.worker for commit in self._round}
-        return sorted(w for w in self.live if w in here or self.leases.held(w))
+        """Live workers that have something to do, or will have once they are answered."""
+        return sorted(w for w in self.live if self.leases.held(w) or (w in self._owed and self.leases.remain(w)))
 
     @property
     def progress(self) -> float:
@@ -187,6 +189,10 @@ class Center:
     def join(self, worker: int, incarnation: int = 0) -> list[Reply]:
         """A worker, or the replacement of a lost one, is there and wants to begin."""
         self._check_rank(worker)
+        self._incarnations[worker] = max(incarnation, self._incarnations[worker])
+        others = [self.commits_of[k] for k in self.working if k != worker]
+        # A newcomer does not hold back those who went on without it.
+        self.commits_of[worker] = max(self.commits_of[worker], min(others, default=0))
         self.live.add(worker)
         self.leases.welcome(worker)
         self.leases.give_back(worker, keep=self._waiting(worker))
@@ -210,20 +216,20 @@ class Center:
         """Take one commit: exactly once, only if it is sound, and apply the round that it completes."""
         self._check_rank(commit.worker)
         state = self.state
-        expected = self._part(commit.part)
-        if commit.value.numel() != expected[1] - expected[0]:
+        lo, hi = (0, 0) if self.scheme.aliased else self._part(commit.part)
+        if commit.value.numel() != hi - lo:
             raise UsageError(
-                f"Worker {commit.worker} committed {commit.value.numel():,} values, but the center has "
-                f"{expected[1] - expected[0]:,}. Every worker must build the same model."
+                f"Worker {commit.worker} committed {commit.value.numel():,} values, but the center has {hi - lo:,}. "
+                "Every worker must build the same model."
             )
         if commit.sequence <= int(state.numbers[1 + commit.worker]) or any(
             c.worker == commit.worker and c.sequence == commit.sequence for c in self._round
         ):
             self.counts.duplicates += 1
-            if any(c.worker == commit.worker for c in self._round) and self.scheme.held:
-                return []
-            own = self.scheme.answers == "own"
-            return [self._reply(commit.worker, _Pending(commit.sequence, own=own, version=self.clock), batches=())]
+            return self._answer_again(commit)
+        if commit.incarnation < self._incarnations[commit.worker]:
+            self.counts.duplicates += 1
+            return []
         late = self.scheme.late == "drop" and commit.version < self.clock
         if late or not self._sound(commit):
             return self._turn_away(commit, late=late)
@@ -232,9 +238,17 @@ class Center:
             commit = changed(commit, value=commit.value.clone(), also={k: v.clone() for k, v in commit.also.items()})
         self._round.append(commit)
         self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock)
-        if gathers and not self.scheme.held:
-            return self._release() + self._advance()
         return self._advance()
+
+    def _answer_again(self, commit: Commit) -> list[Reply]:
+        """A repeated commit: its answer is on the way, or is given again with the leases that went with it."""
+        worker = commit.worker
+        if worker in self._owed or commit.incarnation < self._incarnations[worker]:
+            return []
+        waiting = self._waiting(worker)
+        held = tuple(position for position in self.leases.held(worker) if position not in waiting)
+        owed = _Pending(commit.sequence, own=self.scheme.answers == "own", version=self.clock)
+        return [self._reply(worker, owed, batches=held, steps=self._steps(worker))]
 
     # -- the round ------------------------------------------------------------------------------------------
 
@@ -244,7 +258,7 @@ class Center:
             commits = sorted(self._round, key=lambda c: (c.worker, c.sequence))
             self._round = []
             if not self._apply(commits):
-                return self._turn_away(commits[0], late=False)
+                return [reply for commit in commits for reply in self._turn_away(commit, late=False)]
         return self._release()
 
     def _complete(self) -> bool:
@@ -272,7 +286,9 @@ class Center:
             commit.staleness = clock - commit.version
         now, spare = self.state, self._states[1 - (int(self.control[0]) & 1)]
         self.control[1] = int(self.control[0]) + 2  # from here on a reader of the spare must try again
-        if not self._compute(now, spare, commits):
+        if not self.scheme.aliased and not self._compute(now, spare, commits):
+            if self.optimizer is not None:
+                raise Diverged(f"Training diverged: update {clock + 1} would have made the center infinite. Lower the learning rate.")
             return False
         self._average_buffers(now, spare, commits)
         spare.numbers.copy_(now.numbers)
@@ -300,12 +316,11 @@ class Center:
         for start in range(lo, max(hi, lo + 1), size):
             stop = min(start + size, hi)
             view = View(self, now, spare, start, stop)
-            if self._checks_late:
+            if self._twins:
                 view.twin = self.answers[commits[0].worker][start:stop]
-            pieces = [_narrow(c, start - lo, stop - lo) for c in commits]
-            answer = self.scheme.apply(view, pieces)
+            answer = self.scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
             view.settle()
-            if self._checks_late and not view.found_finite(pieces[0].value):
+            if not view.finite:
                 return False
             if isinstance(answer, list):
                 if self.scheme.answers != "own" or len(answer) != len(commits):
@@ -318,6 +333,9 @@ class Center:
             elif self.answers and self.scheme.held and not view.twinned:
                 for commit in commits:
                     self.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
+        if self.scheme.parts > 1 and self.answers and self.scheme.answers == "center":
+            for commit in commits:
+                self.answers[commit.worker].copy_(spare.value)
         return True
 
     def _average_buffers(self, now: State, spare: State, commits: list[Commit]) -> None:
@@ -366,24 +384,33 @@ class Center:
 
     def _release(self) -> list[Reply]:
         """Every reply that is owed and need not wait any longer, each with the lease of the next window."""
-        replies = []
+        replies: list[Reply] = []
         gathered = {commit.worker for commit in self._round} if self.scheme.held else set()
         for worker in sorted(self._owed):
             if worker in gathered or self._owed[worker].sits_out == self.clock:
                 continue
-            view = View(self, self.state, self.state, 0, 0)
-            if self.scheme.waits(view, worker):
+            if self.scheme.waits(View(self, self.state, self.state, 0, 0), worker):
                 continue
-            steps = max(1, min(self.scheme.steps(view, worker), self.scheme.window))
+            steps = self._steps(worker)
             ahead = len(self.leases.held(worker)) - self._in_round(worker)
             batches = self.leases.take(worker, max(0, steps + self.scheme.overlap - ahead), aligned=self._aligned)
-            if not batches and not ahead and self._aligned and self.leases.remain(worker):
-                self._owed[worker].sits_out = self.clock
+            if not batches and not ahead and self.leases.used < self.leases.total:
+                # Nothing for it now. In a round it sits out; else it stays, for rows that another may leave behind.
+                self._owed[worker].sits_out = self.clock if self._aligned else None
                 continue
             replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
         done = [reply.worker for reply in replies if reply.done]
         self.live.difference_update(done)
+        sitting = [owed for owed in self._owed.values() if owed.sits_out == self.clock]
+        if sitting and not replies and not any(self.leases.held(w) for w in self.live):
+            for owed in sitting:
+                owed.sits_out = None  # there is nobody whose round they could sit out
+            return self._release()
         return replies + self._advance() if done else replies
+
+    def _steps(self, worker: int) -> int:
+        """The length of a worker's next window."""
+        return max(1, min(self.scheme.steps(View(self, self.state, self.state, 0, 0), worker), self.scheme.window))
 
     def _reply(self, worker: int, owed: _Pending, *, batches: tuple[int, ...], steps: int = 0) -> Reply:
         own = owed.own and (self.scheme.answers == "own" or owed.version == self.clock)
@@ -397,7 +424,7 @@ class Center:
             steps=steps,
             batches=batches,
             applied=owed.applied,
-            last=self.last(worker),
+            last=max([self.last(worker), *(commit.sequence for commit in self._round if commit.worker == worker)]),
             done=not batches and len(self.leases.held(worker)) <= self._in_round(worker),
             progress=self.progress,
             buffers=self.state.buffers,
@@ -475,7 +502,7 @@ class View:
     """The answer of a lone commit, written in the same pass as the value."""
     _written: int = field(default=-1, init=False)
     _touched: bool = field(default=False, init=False)
-    _checked: tuple[int, bool] | None = field(default=None, init=False)
+    _finite: bool = field(default=True, init=False)
     _slots: Slots | None = field(default=None, init=False)
 
     @property
@@ -533,7 +560,7 @@ class View:
     def add(self, vector: Vector, scale: float = 1.0) -> None:
         mine = self.spare.value[self.lo : self.hi]
         base = mine if self._touched else self.now.value[self.lo : self.hi]
-        self._checked = (vector.data_ptr(), kernels.add(mine, base, vector, scale, twin=self.twin))
+        self._finite = kernels.add(mine, base, vector, scale, twin=self.twin)
         self._touched, self._written = True, mine._version
 
     def mean(self, commits: Sequence[Commit]) -> Vector:
@@ -555,11 +582,12 @@ class View:
         """Whether the twin still equals the value: torch counts every change in place."""
         return self.twin is not None and self._written == self.spare.value._version
 
-    def found_finite(self, vector: Vector) -> bool:
-        """Whether a commit's value is finite, as seen in the pass that added it, or else looked at now."""
-        if self._checked is not None and self._checked[0] == vector.data_ptr():
-            return self._checked[1]
-        return kernels.finite(vector)
+    @property
+    def finite(self) -> bool:
+        """Whether the next value is finite: as seen in the pass that last wrote it, or else looked at now."""
+        if self._written == self.spare.value._version:
+            return self._finite
+        return kernels.finite(self.spare.value[self.lo : self.hi])
 
     def settle(self) -> None:
         """Carry over whatever the scheme did not touch."""

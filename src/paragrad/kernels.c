@@ -13,7 +13,7 @@
 #define STREAMING 0
 #endif
 
-/* out = now + scale * x; twin = out where twin is not NULL. Returns 1 if every x is finite, else 0. */
+/* out = now + scale * x; twin = out where twin is not NULL. Returns 1 if the result is finite throughout, else 0. */
 static int add_plain(float *out, float *twin, const float *now, const float *x, float scale, size_t n)
 {
     float zero = 0.0f;
@@ -22,7 +22,7 @@ static int add_plain(float *out, float *twin, const float *now, const float *x, 
         out[i] = value;
         if (twin)
             twin[i] = value;
-        zero += x[i] * 0.0f; /* NaN or infinity times 0 is NaN, and stays */
+        zero += value * 0.0f; /* NaN or infinity times 0 is NaN, and stays */
     }
     return zero == 0.0f;
 }
@@ -52,7 +52,7 @@ __attribute__((target("avx2"))) static int add_streaming(
         _mm256_stream_ps(out + i, values);
         if (twin)
             _mm256_stream_ps(twin + i, values);
-        sum = _mm256_add_ps(sum, _mm256_mul_ps(xs, zeros));
+        sum = _mm256_add_ps(sum, _mm256_mul_ps(values, zeros));
     }
     _mm_sfence();
     float parts[8];

@@ -34,14 +34,14 @@ def compiled() -> bool:
 
 
 def add(out: Vector, now: Vector, x: Vector, scale: float = 1.0, twin: Vector | None = None) -> bool:
-    """``out = twin = now + scale * x`` in one pass; returns whether every x is finite."""
+    """``out = twin = now + scale * x`` in one pass; returns whether the result is finite throughout."""
     if _library is not None and _fits(out, now, x, *([] if twin is None else [twin])):
         where = None if twin is None else twin.data_ptr()
         return bool(_library.paragrad_add(out.data_ptr(), where, now.data_ptr(), x.data_ptr(), scale, x.numel()))
     torch.add(now, x, alpha=scale, out=out)
     if twin is not None:
         twin.copy_(out)
-    return finite(x)
+    return finite(out)
 
 
 def subtract(out: Vector, a: Vector, b: Vector) -> Vector:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from paragrad import kernels
 from paragrad.data.plan import Plan
 from paragrad.data.source import Source
 from paragrad.learners.learner import Learner
@@ -28,6 +29,11 @@ class Join:
 @dataclass(frozen=True, slots=True)
 class Scatter:
     """Move the weights to a random point of this worker's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """The weights are not finite: forget the local optimiser's state, which is not either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Receive:
     """Wait for the answer to the last commit."""
 
 
-Request: TypeAlias = Join | Scatter | Window | Pull | Send | Receive
+Request: TypeAlias = Join | Scatter | Recover | Window | Pull | Send | Receive
 
 
 @dataclass(slots=True)
@@ -90,7 +96,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
     me.begin_again(reply.value, reply.version)
     if scheme.apart:
         yield Scatter()
-    leased, last = list(reply.batches), reply.last
+    leased, last, adopted = list(reply.batches), reply.last, reply.version
     window, used = Done(), list[int]()
     while not reply.done or leased:
         scheme.begin(me)
@@ -113,6 +119,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
             assert isinstance(center, torch.Tensor)
             me.center = center
         last += 1
+        before = {name: slot.clone() for name, slot in me.slots.items()}
         commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
         yield Send(commit)
         window, used = Done(), []
@@ -129,17 +136,23 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
         if reply.applied:
             me.commits += 1
             if scheme.adopt(me, reply) is not False:
-                me.version = reply.version
+                # A window of which steps were made while the commit was in flight began from what was adopted before.
+                me.version, adopted = (adopted if used else reply.version), reply.version
             leased += reply.batches
         else:
+            me.slots.update(before)
+            if not kernels.finite(me.local):
+                yield Recover()
             me.begin_again(reply.value, reply.version)
+            adopted = reply.version
             window, used, leased = Done(), [], list(reply.batches)
         me.at_send = None
 
 
 def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incarnation: int, sequence: int) -> Commit:
-    part = (sequence - 1) % scheme.parts
-    vectors = scheme.commit(me)
+    # In a round all commit the same fragment; alone, each worker its own next one.
+    part = (me.version if scheme.quorum(me.workers) > 1 else me.commits) % scheme.parts
+    vectors = torch.empty(0, dtype=me.local.dtype) if scheme.aliased else scheme.commit(me)
     value, *further = vectors if isinstance(vectors, tuple) else (vectors,)
     if scheme.parts > 1:
         length = value.numel()
@@ -168,7 +181,8 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
     """Answer a ``Window`` with one learner: its local steps, or the mean gradient into ``me.gradient``."""
     done = Done(lr=learner.lr)
     began = time.perf_counter()
-    if request.first and learner.spread():
+    coarse = learner.spread() if request.first or scheme.early else False
+    if coarse and request.first:
         # The model holds the weights in a coarser type than the center: the window begins from what it holds.
         me.anchor = me.local.clone()
     for position in request.batches:

@@ -181,14 +181,11 @@ def test_whoever_pulls_while_commits_are_applied_sees_a_whole_state(size, tmp_pa
     leases = Leases(batches=1, epochs=1, workers=1)
     center = Center(pg.Downpour(), torch.zeros(size), workers=1, leases=leases, allocate=segment.allocate)
     center.join(0)
-    one, clock, ends, children = torch.ones(size), 0, [], []
-    for number in range(readers):
-        end, mouth = os.pipe()
-        children.append(
-            processes.start(pull_again_and_again, Fd(segment.fd), segment.layout, pulls, Fd(mouth), name=f"r{number}")
-        )
-        os.close(mouth)
-        ends.append(open(end))
+    one, clock = torch.ones(size), 0
+    files = [tmp_path / f"reader-{number}" for number in range(readers)]
+    children = [
+        processes.start(pull_again_and_again, Fd(segment.fd), segment.layout, pulls, file, name=file.name) for file in files
+    ]
     while any(child.is_alive() for child in children):
         for _ in range(20):
             clock += 1

@@ -24,7 +24,7 @@ from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
 from paragrad.types import Commit, Reply, Vector
-from paragrad.worker import Answer, Join, Pull, Receive, Request, Scatter, Send, Window, run_window, seed_everything, work
+from paragrad.worker import Answer, Join, Pull, Receive, Recover, Request, Scatter, Send, Window, run_window, seed_everything, work
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def note(fd: int, message: dict[str, object]) -> None:
 class Reader:
     """The center, as any process that maps the segment may read it: a whole state, or try again."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, *, aliased: bool = False) -> None:
         self._control = segment.tensor("control")
-        self._values = [segment.tensor(f"value{i}") for i in (0, 1)]
+        self._values = [segment.tensor(f"value{0 if aliased else i}") for i in (0, 1)]
         self._buffers = [segment.tensor(f"buffers{i}") for i in (0, 1)]
         self._integers = [segment.tensor(f"integers{i}") for i in (0, 1)]
         self._numbers = [segment.tensor(f"numbers{i}") for i in (0, 1)]
@@ -133,7 +133,7 @@ class Exchange:
         self._job = job
         self._learner = learner
         self._segment = Segment(post.segment.open(), post.layout)
-        self._reader = Reader(self._segment)
+        self._reader = Reader(self._segment, aliased=job.scheme.aliased)
         self._pipe = post.messages.open()
         self._doorbell = post.doorbell.open()
         scheme = job.scheme
@@ -178,6 +178,11 @@ class Exchange:
                 assert self._fresh is not None
                 self._reader.pull(self._fresh)
                 return self._fresh
+            case Recover():
+                recover = getattr(self._learner, "recover", None)
+                if recover is not None:
+                    recover()
+                return None
             case Scatter():
                 self._learner.scatter(self._job.plan.seed * 1_000_003 + self._post.rank + 1)  # type: ignore[attr-defined]
                 return None
@@ -238,7 +243,7 @@ def _train(post: Post, job: Job) -> None:
 
 def _evaluate(post: Post, job: Job) -> None:
     learner = job.make_learner(post.device)
-    reader = Reader(Segment(post.segment.open(), post.layout))
+    reader = Reader(Segment(post.segment.open(), post.layout), aliased=job.scheme.aliased)
     assert job.validation is not None
     while True:
         os.eventfd_read(post.doorbell.open())

@@ -13,8 +13,8 @@ from paragrad.data.leases import Leases
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
-from paragrad.types import Commit, Reply
-from paragrad.worker import Answer, Join, Pull, Receive, Request, Scatter, Send, Window, run_window, work
+from paragrad.types import Commit, Reply, Vector
+from paragrad.worker import Answer, Join, Pull, Receive, Recover, Request, Scatter, Send, Window, run_window, work
 
 Chooser = Callable[[list[int]], int]
 """Which of the workers that can go on does so next."""
@@ -34,6 +34,8 @@ class _Actor:
     request: Request | None = None
     reply: Reply | None = None
     sent: Commit | None = None
+    given: tuple[Vector, Vector] | None = None
+    """The last answer, and a copy of it."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Serial:
     choose: Chooser = in_turn
     stolen: bool = False
     applied: list[Commit] = field(default_factory=list)
+    meddled: list[str] = field(default_factory=list)
+    """What was written to although it was only lent: a commit's value, an answer."""
     steps_run: int = 0
 
     def __post_init__(self) -> None:
@@ -61,6 +65,7 @@ class Serial:
         )
         self.center.applied = self._note
         self._ready: list[int] = []
+        self._started = False
         self.actors = [self._make(rank) for rank in range(self.workers)]
 
     def _note(self, commit: Commit) -> None:
@@ -78,7 +83,7 @@ class Serial:
 
     def run(self, commits: int | None = None) -> Center:
         """Go on until no rows are left, or until so many commits have been applied."""
-        if not self.center.live and not self.applied:
+        if not self._started:
             self.start()
         while self._ready and (commits is None or len(self.applied) < commits):
             self.step(self.choose(list(self._ready)))
@@ -86,6 +91,7 @@ class Serial:
 
     def start(self) -> None:
         """Everyone joins, in order of rank."""
+        self._started = True
         replies: list[Reply] = []
         for rank in range(self.workers):
             replies += self.center.join(rank)
@@ -109,7 +115,7 @@ class Serial:
             except StopIteration:
                 actor.request = None
             if isinstance(request, Send):
-                self._hand_out(self.center.receive(self._sent(actor, request.commit)))
+                self._send(actor, request.commit)
                 if rank in self._ready:
                     return
 
@@ -120,19 +126,34 @@ class Serial:
         self.actors[rank] = self._make(rank, self.actors[rank].incarnation + 1)
         self._hand_out(self.center.join(rank, self.actors[rank].incarnation))
 
-    def _sent(self, actor: _Actor, commit: Commit) -> Commit:
+    def leave(self, rank: int) -> None:
+        """The worker is gone for good."""
+        if rank in self._ready:
+            self._ready.remove(rank)
+        self.actors[rank].request = None
+        self._hand_out(self.center.leave(rank))
+
+    def _send(self, actor: _Actor, commit: Commit) -> None:
         also = {name: vector.clone() for name, vector in commit.also.items()}
         learner = actor.learner
         actor.sent = changed(
             commit, value=commit.value.clone(), also=also, buffers=learner.buffers.clone(), integers=learner.integers.clone()
         )
-        return actor.sent
+        if actor.given is not None and not same(*actor.given):
+            self.meddled.append(f"worker {commit.worker} wrote into the answer it was given")
+        self._hand_out(self.center.receive(actor.sent))
+        if not same(actor.sent.value, commit.value) and not bool(commit.value.isnan().any()) and commit.value is not actor.me.local:
+            self.meddled.append(f"applying wrote into the value of worker {commit.worker}'s commit")
 
     def _answer(self, actor: _Actor, request: Request) -> Answer:
         match request:
             case Window():
                 self.steps_run += len(request.batches)
-                return run_window(self.job.scheme, actor.me, actor.learner, self.job.train, self.job.plan, request)
+                done = run_window(self.job.scheme, actor.me, actor.learner, self.job.train, self.job.plan, request)
+                done.seconds = float(done.steps)  # no clock: a step takes a second, so that two runs are the same
+                return done
+            case Recover():
+                return None
             case Pull():
                 return self.center.value.clone()
             case Scatter():
@@ -142,7 +163,9 @@ class Serial:
     def _hand_out(self, replies: list[Reply]) -> None:
         for reply in replies:
             actor = self.actors[reply.worker]
-            actor.reply = changed(reply, value=reply.value if self.job.scheme.aliased else reply.value.clone())
+            value = reply.value if self.job.scheme.aliased else reply.value.clone()
+            actor.reply = changed(reply, value=value)
+            actor.given = None if self.job.scheme.aliased else (value, value.clone())
             if reply.buffers is not None and reply.integers is not None:
                 actor.learner.buffers.copy_(reply.buffers)
                 actor.learner.integers.copy_(reply.integers)

@@ -24,8 +24,9 @@ class Step:
 class Learner(Protocol):
     """One model as local steps on one flat vector; ``pg.train`` takes a function that makes one.
 
-    Three further methods are used where they are there: ``warm_up(batch)`` before the start barrier;
-    ``scatter(seed)`` for schemes whose workers start apart; ``center_optimizer()`` for schemes that ship gradients.
+    Further methods are used where they are there: ``warm_up(batch)`` before the start barrier; ``recover()`` after
+    NaN, to forget the optimiser's state; ``scatter(seed)`` for schemes whose workers start apart;
+    ``center_optimizer()`` for schemes that ship gradients; ``alias(vector)`` for schemes whose workers share weights.
     """
 
     @property

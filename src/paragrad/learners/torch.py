@@ -152,6 +152,10 @@ class TorchLearner:
         self.spread()
         self.check()
 
+    def recover(self) -> None:
+        """Forget the optimiser's state: it has seen NaN."""
+        self._optimizer.forget()
+
     def scatter(self, seed: int) -> None:
         """Move to a random point: every submodule that has ``reset_parameters`` draws its parameters anew."""
         before = self.weights.clone()

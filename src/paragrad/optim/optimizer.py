@@ -157,6 +157,10 @@ class FlatOptimizer:
                     tensors[f"{index}.{key}#"] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
         return tensors
 
+    def forget(self) -> None:
+        """Begin anew, as after it was made."""
+        self.torch.state.clear()
+
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of ``state``."""
         parameters = self._parameters()
