@@ -1,7 +1,7 @@
 # Two commands do all the set-up: `make demo` and `make test`. The environment is .venv in this folder.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml setup.py constraints.txt src/paragrad/kernels.c
 
 .PHONY: demo env test lint chaos bench clean

@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, processes that start together, rates from time stamps, results as table and JSON."""
+"""What every benchmark shares: options, processes that start together, rates from time stamps, results as table and JSON."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def run(kind: str, workers: int) -> None:
     elif kind == "layer":
         model = nn.Linear(ONE_WIDTH, ONE_WIDTH, bias=False)
     x = torch.rand(ARRAY // (1_000 * 4), 1_000) if kind == "data" else torch.rand(64, ONE_WIDTH if kind == "layer" else WIDTH)
-    told = []
+    told: list[pg.Event] = []
 
     def tell(event: pg.Event) -> None:
         if event.kind == "commit" and not told:

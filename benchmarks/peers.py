@@ -59,7 +59,9 @@ def rpc(rank: int, processes: int, meeting: str, length: int) -> Step | None:
         init_method=f"file://{meeting}", num_worker_threads=4, _transports=["uv"], _channels=["basic"]
     )
     server = processes - 1
-    torch_rpc.init_rpc(f"bench{rank}", rank=rank, world_size=processes, rpc_backend_options=options)
+    torch_rpc.init_rpc(  # type: ignore[no-untyped-call]
+        f"bench{rank}", rank=rank, world_size=processes, rpc_backend_options=options
+    )
     if rank == server:
         return None
     if rank == 0:
@@ -91,7 +93,7 @@ def all_reduce(rank: int, workers: int, meeting: str, length: int) -> Step:
 def ray_actor(workers: int, length: int, seconds: float) -> dict[int, list[tuple[float, int]]] | None:
     """A Ray actor that holds the vector; None where Ray is not installed."""
     try:
-        import ray
+        import ray  # type: ignore[import-not-found]
     except ImportError:
         return None
     ray.init(num_cpus=workers + 1, include_dashboard=False, log_to_driver=False, configure_logging=False)
@@ -124,8 +126,8 @@ def ray_actor(workers: int, length: int, seconds: float) -> dict[int, list[tuple
             return stamps
 
     try:
-        center = Center.remote()
-        crew = [Worker.remote(center) for _ in range(workers)]
+        center = Center.remote()  # type: ignore[attr-defined]
+        crew = [Worker.remote(center) for _ in range(workers)]  # type: ignore[attr-defined]
         ray.get([worker.ready.remote() for worker in crew])
         began = time.monotonic() + 0.1
         found = ray.get([worker.run.remote(began) for worker in crew])
@@ -158,7 +160,7 @@ def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, seed: 
 
     def step() -> None:
         if not order:
-            order.extend(torch.randperm(ROWS, generator=generator).split(batch))
+            order.extend(torch.split(torch.randperm(ROWS, generator=generator), batch))
         rows = order.pop()
         optimizer.zero_grad()
         loss(model(x.index_select(0, rows)), y.index_select(0, rows)).backward()

@@ -47,7 +47,7 @@ CONTENDERS: dict[str, Callable[[str, str, float], measure.Stamps]] = {
 
 
 def main() -> None:
-    parser = measure.parser(Path(__file__).stem, __doc__, seconds=10, repeats=5)
+    parser = measure.parser(Path(__file__).stem, __doc__, seconds=15, repeats=5)
     parser.add_argument("--optimizers", nargs="+", default=["sgd"], choices=["sgd", "adam"])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))

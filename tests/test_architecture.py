@@ -71,7 +71,18 @@ def test_a_heavy_library_is_not_imported_at_the_top_of_a_file(path):
 
 
 def test_engines_use_no_lock_queue_or_event_of_multiprocessing():
-    forbidden = {"Lock", "RLock", "Event", "Barrier", "Condition", "Queue", "SimpleQueue", "Manager", "Semaphore", "shared_memory"}
+    forbidden = {
+        "Lock",
+        "RLock",
+        "Event",
+        "Barrier",
+        "Condition",
+        "Queue",
+        "SimpleQueue",
+        "Manager",
+        "Semaphore",
+        "shared_memory",
+    }
     for path in (PACKAGE / "engines").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):

@@ -288,7 +288,9 @@ class Center:
         self.control[1] = int(self.control[0]) + 2  # from here on a reader of the spare must try again
         if not self.scheme.aliased and not self._compute(now, spare, commits):
             if self.optimizer is not None:
-                raise Diverged(f"Training diverged: update {clock + 1} would have made the center infinite. Lower the learning rate.")
+                raise Diverged(
+                    f"Training diverged: update {clock + 1} would have made the center infinite. Lower the learning rate."
+                )
             return False
         self._average_buffers(now, spare, commits)
         spare.numbers.copy_(now.numbers)

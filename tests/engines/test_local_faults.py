@@ -120,3 +120,16 @@ def test_workers_log_into_the_run_directory(rows, tmp_path):
     result = train(Chatty(8, 2), rows, tmp_path / "run", watch, scheme=pg.AGN(window=3))
     for rank, pid in watch.pids.items():
         assert f"said by {pid}" in (result.directory / "logs" / f"worker-{rank}.log").read_text()
+
+
+def test_workers_that_build_different_models_are_refused(rows, tmp_path):
+    parent = os.getpid()
+
+    def make() -> pg.TorchLearner:
+        width = 4 if os.getpid() == parent else 5
+        return pg.TorchLearner(nn.Sequential(nn.Linear(8, width), nn.Linear(width, 2)), nn.CrossEntropyLoss(), "sgd")
+
+    with pytest.raises(
+        pg.UsageError, match=r"built a model of 57 values .* the center has 46 .*Every worker must build the same"
+    ):
+        train(make, rows, tmp_path / "run")

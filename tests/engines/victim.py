@@ -162,13 +162,16 @@ class DiesWarmingUp(Counting):
         return super().forward(x)
 
 
-def pull_again_and_again(segment: Fd, layout: dict[str, tuple[int, int, torch.dtype]], pulls: int, out: Path) -> None:
+def pull_again_and_again(segment: Fd, layout: dict[str, tuple[int, int, torch.dtype]], until: int, out: Path) -> None:
     """A child that reads a center of which every weight equals the clock, and tells how often it did not."""
+    torch.set_num_threads(1)
     reader = Reader(Segment(segment.open(), layout))
-    value, torn, clocks = torch.empty(layout["value0"][1]), 0, set()
-    for _ in range(pulls):
+    value, pulls, torn, clock, clocks = torch.empty(layout["value0"][1]), 0, 0, 0, set()
+    out.touch()
+    while clock < until:
         clock = reader.pull(value)
         clocks.add(clock)
         low, high = value.aminmax()
+        pulls += 1
         torn += not float(low) == float(high) == clock
     out.write_text(json.dumps({"pulls": pulls, "torn": torn, "clocks": len(clocks)}))

@@ -131,7 +131,9 @@ def center_of(scheme, *, workers=2):
     leases = Leases(batches=50, epochs=1, workers=workers, stolen=scheme.quorum(workers) == 1)
     from paragrad.center import Center
 
-    center = Center(scheme, torch.tensor([1.0, 2.0, 3.0]), workers=workers, leases=leases, optimizer=Bowl(lr=0.1).center_optimizer())
+    center = Center(
+        scheme, torch.tensor([1.0, 2.0, 3.0]), workers=workers, leases=leases, optimizer=Bowl(lr=0.1).center_optimizer()
+    )
     replies = {reply.worker: reply for rank in range(workers) for reply in center.join(rank)}
     return center, replies
 

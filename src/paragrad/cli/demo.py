@@ -29,8 +29,8 @@ def demo(workers: Annotated[int, typer.Option(help="How many worker processes.")
     for number, scheme in enumerate(SCHEMES, 1):
         console.print(f"\n[bold]{number} of {len(SCHEMES)}: {scheme}[/bold] with {workers} workers")
         results[scheme] = carry_out(SETTINGS | {"scheme": scheme, "workers": workers}, resume=False, quiet=False, table=False)
-    made = table("scheme", "accuracy", "seconds", "samples/s", "commits", "mean staleness", "the run lies in")
-    for column in made.columns[1:-1]:
+    made = table("scheme", "accuracy", "seconds", "samples/s", "commits", "mean staleness")
+    for column in made.columns[1:]:
         column.justify = "right"
     for scheme, result in results.items():
         summary = result.summary
@@ -41,8 +41,11 @@ def demo(workers: Annotated[int, typer.Option(help="How many worker processes.")
             f"{summary['samples_per_second']:,.0f}",
             f"{summary['commits']:,}",
             f"{summary['staleness']['mean']:.2f}",
-            str(result.directory),
         )
     console.print()
     console.print(made)
-    console.print("The same on your own data: paragrad train --data file.npz --model mlp:1000-1000 --scheme agn --workers 4")
+    console.print("The runs lie in " + ", ".join(str(result.directory) for result in results.values()), soft_wrap=True)
+    console.print(
+        "The same on your own data: paragrad train --data file.npz --model mlp:1000-1000 --scheme agn --workers 4",
+        soft_wrap=True,
+    )

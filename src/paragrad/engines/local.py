@@ -353,9 +353,15 @@ class _Crew:
             return
         reason = processes.describe_exit(code)
         self.session.emit(
-            "lost", rank=rank, pid=member.process.pid, incarnation=member.incarnation, reason=member.error or reason
+            "lost",
+            rank=rank,
+            pid=member.process.pid,
+            incarnation=member.incarnation,
+            reason=reason if member.error is None else member.error["error"],
         )
         log = self.session.directory / "logs" / f"worker-{rank}.log"
+        if member.error is not None and member.error["usage"]:
+            raise UsageError(member.error["usage"])
         if member.error is not None and self.engine.on_failure == "raise":
             raise WorkerError(rank, f"it raised an exception.\n\n{member.error['error'].rstrip()}\n\nIts log is {log}.")
         member.deaths += 1

@@ -20,11 +20,25 @@ import torch
 from paragrad.engines.processes import Fd
 from paragrad.engines.shared import Segment, open_parcel
 from paragrad.engines.slot import MESSAGE, Op, Slot
+from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
 from paragrad.types import Commit, Reply, Vector
-from paragrad.worker import Answer, Join, Pull, Receive, Recover, Request, Scatter, Send, Window, run_window, seed_everything, work
+from paragrad.worker import (
+    Answer,
+    Join,
+    Pull,
+    Receive,
+    Recover,
+    Request,
+    Scatter,
+    Send,
+    Window,
+    run_window,
+    seed_everything,
+    work,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ def _guarded(post: Post, body: Callable[[Post, Job], None]) -> None:
             raise
         text = traceback.format_exc()
         print(text, file=sys.stderr)
-        note(post.notes.open(), {"error": text, "kind": type(error).__name__})
+        note(post.notes.open(), {"error": text, "usage": str(error) if isinstance(error, UsageError) else None})
         sys.stderr.flush()
         os._exit(1)
 
@@ -137,6 +151,12 @@ class Exchange:
         self._pipe = post.messages.open()
         self._doorbell = post.doorbell.open()
         scheme = job.scheme
+        mine, center = learner.weights, self._reader.live_value
+        if (mine.numel(), mine.dtype) != (center.numel(), center.dtype):
+            raise UsageError(
+                f"Worker {post.rank} built a model of {mine.numel():,} values ({mine.dtype}), but the center has {center.numel():,} "
+                f"({center.dtype}). Every worker must build the same model."
+            )
         self._slot = Slot.make(
             lambda name, length, dtype: self._segment.tensor(name),
             post.rank,

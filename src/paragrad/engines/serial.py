@@ -142,7 +142,11 @@ class Serial:
         if actor.given is not None and not same(*actor.given):
             self.meddled.append(f"worker {commit.worker} wrote into the answer it was given")
         self._hand_out(self.center.receive(actor.sent))
-        if not same(actor.sent.value, commit.value) and not bool(commit.value.isnan().any()) and commit.value is not actor.me.local:
+        if (
+            not same(actor.sent.value, commit.value)
+            and not bool(commit.value.isnan().any())
+            and commit.value is not actor.me.local
+        ):
             self.meddled.append(f"applying wrote into the value of worker {commit.worker}'s commit")
 
     def _answer(self, actor: _Actor, request: Request) -> Answer:
