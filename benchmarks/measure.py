@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -43,6 +44,19 @@ WARM_UP = 3
 
 STAMPS = 500_000
 """Steps that a peer can note down."""
+
+
+def source() -> str:
+    """A fingerprint of the package that is measured, compiled part included."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(pg.__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".c", ".so"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+SOURCE = source()
+"""As it was when this process loaded it."""
 
 Stamps: TypeAlias = Mapping[int, Sequence[tuple[float, int]]]
 """Of each process: (seconds after the start barrier, rows or exchanges done at that moment)."""
@@ -224,6 +238,9 @@ class Report:
     def write(self) -> None:
         """Save as JSON, through a rename, so that a broken-off benchmark leaves the last result."""
         self.load.append(os.getloadavg()[0])
+        if source() != SOURCE:
+            self.notes.append("The package was changed while this was measured: the figures may mix two. Measure again.")
+            Console().print(self.notes[-1], style="bold red")
         out = Path(self.options.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         content = {
@@ -271,6 +288,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "paragrad": pg.__version__,
+        "source": SOURCE,
         "compiled_kernels": kernels.compiled(),
     }
 

@@ -61,10 +61,16 @@ def main(epochs: int = 60) -> pg.Result:
     """Train with two workers that take the mean of their networks every 10 steps."""
     data = ring(4096)
     result = pg.train(
-        Gan, data, validation=data[:256], scheme=pg.ModelAveraging(window=10), engine=pg.Local(workers=2), epochs=epochs, batch_size=64
+        Gan,
+        data,
+        validation=data[:256],
+        scheme=pg.ModelAveraging(window=10),
+        engine=pg.Local(workers=2),
+        epochs=epochs,
+        batch_size=64,
     )
     first, last = result.history[0]["loss"], result.loss
-    print(f"Mean distance of made points from the ring: {last:.3f} (first look: {first:.3f}). The run lies in {result.directory}")
+    print(f"Made points lie {last:.3f} from the ring on average (first look: {first:.3f}). The run lies in {result.directory}")
     return result
 
 

@@ -1,6 +1,6 @@
 """A scheme of your own in twelve lines, checked against the laws and trained with.
 
-    python examples/new_scheme.py
+python examples/new_scheme.py
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from paragrad import engines, schemes
 
 if TYPE_CHECKING:
     from paragrad.check import check_scheme as check_scheme
+    from paragrad.data.source import Source as Source
     from paragrad.engines import Local as Local
     from paragrad.errors import Diverged as Diverged
     from paragrad.errors import Interrupted as Interrupted
     from paragrad.errors import ParagradError as ParagradError
     from paragrad.errors import UsageError as UsageError
     from paragrad.errors import WorkerError as WorkerError
-    from paragrad.data.source import Source as Source
     from paragrad.learners.learner import Learner as Learner
     from paragrad.learners.learner import Step as Step
     from paragrad.learners.torch import TorchLearner as TorchLearner

@@ -80,6 +80,7 @@ class _Pending:
     own: bool
     version: int
     applied: bool = True
+    placed: bool = False
     sits_out: int | None = None
     """The clock of a round that has nothing for this worker."""
 
@@ -125,6 +126,8 @@ class Center:
         self.answers = (
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
         )
+        self.homes: list[Vector] = []
+        """Where an engine has the workers' weights within reach: an answer is then written straight into them."""
         self._aligned = scheme.held and quorum > 1
         # The next state is looked at in the pass that writes it, and not flipped to where it is not finite. That is
         # enough for a lone commit of an element-wise scheme; in a round, and where an optimiser's state is at stake,
@@ -305,6 +308,7 @@ class Center:
                 owed = self._owed[commit.worker]
                 # A newcomer that took a lost worker's place begins from the center, whatever the answer was.
                 owed.own = bool(self.answers) and owed.sequence >= 0
+                owed.placed = owed.own and self._places
                 owed.version = clock + 1
         return True
 
@@ -319,7 +323,7 @@ class Center:
             stop = min(start + size, hi)
             view = View(self, now, spare, start, stop)
             if self._twins:
-                view.twin = self.answers[commits[0].worker][start:stop]
+                view.copies = [vector[start:stop] for vector in self._copies_of(commits[0].worker)]
             answer = self.scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
             view.settle()
             if not view.finite:
@@ -332,13 +336,24 @@ class Center:
                     )
                 for commit, mine in zip(commits, answer, strict=True):
                     self.answers[commit.worker][start:stop].copy_(mine)
-            elif self.answers and self.scheme.held and not view.twinned:
+            elif self.answers and self.scheme.held and not view.copied:
                 for commit in commits:
-                    self.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
+                    for vector in self._copies_of(commit.worker):
+                        vector[start:stop].copy_(spare.value[start:stop])
         if self.scheme.parts > 1 and self.answers and self.scheme.answers == "center":
             for commit in commits:
-                self.answers[commit.worker].copy_(spare.value)
+                for vector in self._copies_of(commit.worker):
+                    vector.copy_(spare.value)
         return True
+
+    def _copies_of(self, worker: int) -> list[Vector]:
+        """Where a lone commit's answer goes: the worker's row, and its weights if it will take the answer as they are."""
+        return [self.answers[worker], *([self.homes[worker]] if self._places else [])]
+
+    @property
+    def _places(self) -> bool:
+        plain = type(self.scheme).adopt is Scheme.adopt and not self.scheme.overlap
+        return bool(self.homes) and self._twins and plain
 
     def _average_buffers(self, now: State, spare: State, commits: list[Commit]) -> None:
         if now.buffers.numel():
@@ -426,6 +441,7 @@ class Center:
             steps=steps,
             batches=batches,
             applied=owed.applied,
+            placed=own and owed.placed,
             last=max([self.last(worker), *(commit.sequence for commit in self._round if commit.worker == worker)]),
             done=not batches and len(self.leases.held(worker)) <= self._in_round(worker),
             progress=self.progress,
@@ -500,7 +516,7 @@ class View:
     spare: State
     lo: int
     hi: int
-    twin: Vector | None = field(default=None, init=False)
+    copies: list[Vector] = field(default_factory=list, init=False)
     """The answer of a lone commit, written in the same pass as the value."""
     _written: int = field(default=-1, init=False)
     _touched: bool = field(default=False, init=False)
@@ -562,7 +578,7 @@ class View:
     def add(self, vector: Vector, scale: float = 1.0) -> None:
         mine = self.spare.value[self.lo : self.hi]
         base = mine if self._touched else self.now.value[self.lo : self.hi]
-        self._finite = kernels.add(mine, base, vector, scale, twin=self.twin)
+        self._finite = kernels.add(mine, base, vector, scale, self.copies)
         self._touched, self._written = True, mine._version
 
     def mean(self, commits: Sequence[Commit]) -> Vector:
@@ -580,9 +596,9 @@ class View:
         self.center.optimizer.step(self.value, gradient, scale)
 
     @property
-    def twinned(self) -> bool:
-        """Whether the twin still equals the value: torch counts every change in place."""
-        return self.twin is not None and self._written == self.spare.value._version
+    def copied(self) -> bool:
+        """Whether the copies still equal the value: torch counts every change in place."""
+        return bool(self.copies) and self._written == self.spare.value._version
 
     @property
     def finite(self) -> bool:

@@ -127,7 +127,7 @@ def check_scheme(scheme: Scheme, *, plain: bool = False) -> None:
             AttributeError,
             IndexError,
         ) as error:
-            broken.append(f"- {law.__name__.replace('_', ' ')}: {error}" or type(error).__name__)
+            broken.append(f"- {law.__name__.replace('_', ' ')}: {error}")
     if broken:
         raise LawBroken(f"{scheme!r} breaks {len(broken)} of {len(laws)} laws:\n" + "\n".join(broken))
 
@@ -219,7 +219,7 @@ def what_is_lent_is_not_written_to(scheme: Scheme) -> None:
 
 
 def nobody_waits_for_one_who_left(scheme: Scheme) -> None:
-    """A worker goes for good in the middle, perhaps with a commit in an open round, and another comes back: all rows are used."""
+    """A worker goes for good in the middle, perhaps with a commit in an open round: the others use all rows."""
     for seed in range(6):
         dice = random.Random(seed)
         serial = _serial(scheme, 3, stolen=bool(seed % 2))

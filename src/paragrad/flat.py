@@ -72,6 +72,11 @@ class Flat:
                     piece.tensor.data = view
         self.collect()
 
+    @property
+    def movable(self) -> bool:
+        """Whether the tensors can be views of another vector: not where they are of several types, or on a device."""
+        return not self._mirrored
+
     def move_to(self, vector: Vector) -> None:
         """Let the tensors be views of another vector of the same length; its contents count."""
         if self._mirrored:

@@ -13,8 +13,8 @@
 #define STREAMING 0
 #endif
 
-/* out = now + scale * x; twin = out where twin is not NULL. Returns 1 if the result is finite throughout, else 0. */
-static int add_plain(float *out, float *twin, const float *now, const float *x, float scale, size_t n)
+/* out = now + scale * x; twin = home = out where they are not NULL. Returns 1 if the result is finite throughout, else 0. */
+static int add_plain(float *out, float *twin, float *home, const float *now, const float *x, float scale, size_t n)
 {
     float zero = 0.0f;
     for (size_t i = 0; i < n; i++) {
@@ -22,6 +22,8 @@ static int add_plain(float *out, float *twin, const float *now, const float *x, 
         out[i] = value;
         if (twin)
             twin[i] = value;
+        if (home)
+            home[i] = value;
         zero += value * 0.0f; /* NaN or infinity times 0 is NaN, and stays */
     }
     return zero == 0.0f;
@@ -41,10 +43,10 @@ static size_t until_aligned(const float *p, size_t n)
 }
 
 __attribute__((target("avx2"))) static int add_streaming(
-    float *out, float *twin, const float *now, const float *x, float scale, size_t n)
+    float *out, float *twin, float *home, const float *now, const float *x, float scale, size_t n)
 {
     size_t i = until_aligned(out, n);
-    int finite = add_plain(out, twin, now, x, scale, i);
+    int finite = add_plain(out, twin, home, now, x, scale, i);
     __m256 scales = _mm256_set1_ps(scale), zeros = _mm256_setzero_ps(), sum = zeros;
     for (; i + 8 <= n; i += 8) {
         __m256 xs = _mm256_loadu_ps(x + i);
@@ -52,6 +54,8 @@ __attribute__((target("avx2"))) static int add_streaming(
         _mm256_stream_ps(out + i, values);
         if (twin)
             _mm256_stream_ps(twin + i, values);
+        if (home)
+            _mm256_stream_ps(home + i, values);
         sum = _mm256_add_ps(sum, _mm256_mul_ps(values, zeros));
     }
     _mm_sfence();
@@ -59,7 +63,7 @@ __attribute__((target("avx2"))) static int add_streaming(
     _mm256_storeu_ps(parts, sum);
     for (int k = 0; k < 8; k++)
         finite &= parts[k] == 0.0f;
-    return finite & add_plain(out + i, twin ? twin + i : NULL, now + i, x + i, scale, n - i);
+    return finite & add_plain(out + i, twin ? twin + i : NULL, home ? home + i : NULL, now + i, x + i, scale, n - i);
 }
 
 __attribute__((target("avx2"))) static void subtract_streaming(float *out, const float *a, const float *b, size_t n)
@@ -73,13 +77,14 @@ __attribute__((target("avx2"))) static void subtract_streaming(float *out, const
 }
 #endif
 
-int paragrad_add(float *out, float *twin, const float *now, const float *x, float scale, size_t n)
+int paragrad_add(float *out, float *twin, float *home, const float *now, const float *x, float scale, size_t n)
 {
 #if STREAMING
-    if (__builtin_cpu_supports("avx2") && (!twin || (((uintptr_t)out ^ (uintptr_t)twin) & 31) == 0))
-        return add_streaming(out, twin, now, x, scale, n);
+    int alike = (!twin || (((uintptr_t)out ^ (uintptr_t)twin) & 31) == 0) && (!home || (((uintptr_t)out ^ (uintptr_t)home) & 31) == 0);
+    if (alike && __builtin_cpu_supports("avx2"))
+        return add_streaming(out, twin, home, now, x, scale, n);
 #endif
-    return add_plain(out, twin, now, x, scale, n);
+    return add_plain(out, twin, home, now, x, scale, n);
 }
 
 void paragrad_subtract(float *out, const float *a, const float *b, size_t n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ def _load() -> ctypes.CDLL | None:
     for path in Path(__file__).parent.glob("_kernels*.so"):
         library = ctypes.CDLL(str(path))
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        library.paragrad_add.argtypes = (pointer, pointer, pointer, pointer, ctypes.c_float, size)
+        library.paragrad_add.argtypes = (pointer, pointer, pointer, pointer, pointer, ctypes.c_float, size)
         library.paragrad_add.restype = ctypes.c_int
         library.paragrad_subtract.argtypes = (pointer, pointer, pointer, size)
         library.paragrad_subtract.restype = None
@@ -33,14 +34,14 @@ def compiled() -> bool:
     return _library is not None
 
 
-def add(out: Vector, now: Vector, x: Vector, scale: float = 1.0, twin: Vector | None = None) -> bool:
-    """``out = twin = now + scale * x`` in one pass; returns whether the result is finite throughout."""
-    if _library is not None and _fits(out, now, x, *([] if twin is None else [twin])):
-        where = None if twin is None else twin.data_ptr()
-        return bool(_library.paragrad_add(out.data_ptr(), where, now.data_ptr(), x.data_ptr(), scale, x.numel()))
+def add(out: Vector, now: Vector, x: Vector, scale: float = 1.0, copies: Sequence[Vector] = ()) -> bool:
+    """``out = now + scale * x``, and at most two copies of it, in one pass; returns whether the result is finite throughout."""
+    if _library is not None and _fits(out, now, x, *copies):
+        twin, home = (*(copy.data_ptr() for copy in copies), None, None)[:2]
+        return bool(_library.paragrad_add(out.data_ptr(), twin, home, now.data_ptr(), x.data_ptr(), scale, x.numel()))
     torch.add(now, x, alpha=scale, out=out)
-    if twin is not None:
-        twin.copy_(out)
+    for copy in copies:
+        copy.copy_(out)
     return finite(out)
 
 

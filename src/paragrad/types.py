@@ -58,6 +58,8 @@ class Reply:
     """Newly leased mini-batches."""
     applied: bool = True
     """False: the commit was refused or dropped, and ``value`` is the center to begin again from."""
+    placed: bool = False
+    """The worker's weights hold the answer already."""
     done: bool = False
     """No rows are left for this worker."""
     last: int = 0

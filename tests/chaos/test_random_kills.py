@@ -25,7 +25,7 @@ from tests.engines.victim import Counting
 pytestmark = pytest.mark.chaos
 
 SIZE = 1_000_000
-STEP = 0.015
+STEP = 0.025
 """Seconds a step sleeps: what decides the rhythm is then not who else uses the cores."""
 
 

@@ -128,6 +128,9 @@ class _Crew:
             optimizer=optimizer,
             allocate=self._segment.allocate,
         )
+        if self.center.answers and getattr(learner, "aliasable", False):
+            allocate, like = self._segment.allocate, learner.weights
+            self.center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(engine.workers)]
         session.attach(self.center)
         self._window = min(plan.positions, scheme.window + scheme.overlap)
         self._slots = [

@@ -154,8 +154,8 @@ class Exchange:
         mine, center = learner.weights, self._reader.live_value
         if (mine.numel(), mine.dtype) != (center.numel(), center.dtype):
             raise UsageError(
-                f"Worker {post.rank} built a model of {mine.numel():,} values ({mine.dtype}), but the center has {center.numel():,} "
-                f"({center.dtype}). Every worker must build the same model."
+                f"Worker {post.rank} built a model of {mine.numel():,} values ({mine.dtype}), but the center has "
+                f"{center.numel():,} ({center.dtype}). Every worker must build the same model."
             )
         self._slot = Slot.make(
             lambda name, length, dtype: self._segment.tensor(name),
@@ -168,8 +168,10 @@ class Exchange:
         )
         answer = f"answer{post.rank}"
         self._answer = self._segment.tensor(answer) if answer in post.layout else None
-        if scheme.aliased:
-            learner.alias(self._reader.live_value)  # type: ignore[attr-defined]
+        home = f"home{post.rank}"
+        if scheme.aliased or home in post.layout:
+            where = self._reader.live_value if scheme.aliased else self._segment.tensor(home)
+            learner.alias(where)  # type: ignore[attr-defined]
         self.me = Replica(
             learner.weights,
             rank=post.rank,

@@ -26,7 +26,7 @@ MESSAGE = struct.Struct("<HHIQ")
 """(worker, operation, incarnation, sequence): 16 bytes, below PIPE_BUF, so that one write is all or nothing."""
 
 ANSWERED, SEQUENCE, VERSION, STEPS, ROWS, PART, INCARNATION, COUNT = range(8)
-R_VERSION, R_STEPS, R_APPLIED, R_DONE, R_LAST, R_COUNT = range(8, 14)
+R_VERSION, R_STEPS, R_APPLIED, R_PLACED, R_DONE, R_LAST, R_COUNT = range(8, 15)
 WEIGHT, LOSS, LR, SECONDS, R_PROGRESS = range(5)
 
 
@@ -96,7 +96,7 @@ class Slot:
 
     def get_reply(self, value: Vector) -> Reply:
         """The answer, with the vector that goes with it."""
-        version, steps, applied, done, last, count = self.numbers[R_VERSION : R_COUNT + 1].tolist()
+        version, steps, applied, placed, done, last, count = self.numbers[R_VERSION : R_COUNT + 1].tolist()
         return Reply(
             worker=self.worker,
             sequence=int(self.numbers[ANSWERED]),
@@ -105,6 +105,7 @@ class Slot:
             steps=steps,
             batches=tuple(self.reply_batches[:count].tolist()),
             applied=bool(applied),
+            placed=bool(placed),
             done=bool(done),
             last=last,
             progress=float(self.floats[R_PROGRESS]),
@@ -150,6 +151,6 @@ class Slot:
             self.reply_integers.copy_(reply.integers)
         self.floats[R_PROGRESS] = reply.progress
         self.numbers[R_VERSION : R_COUNT + 1] = torch.tensor(
-            [reply.version, reply.steps, int(reply.applied), int(reply.done), reply.last, count]
+            [reply.version, reply.steps, int(reply.applied), int(reply.placed), int(reply.done), reply.last, count]
         )
         self.numbers[ANSWERED] = reply.sequence

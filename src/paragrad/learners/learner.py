@@ -26,7 +26,8 @@ class Learner(Protocol):
 
     Further methods are used where they are there: ``warm_up(batch)`` before the start barrier; ``recover()`` after
     NaN, to forget the optimiser's state; ``scatter(seed)`` for schemes whose workers start apart;
-    ``center_optimizer()`` for schemes that ship gradients; ``alias(vector)`` for schemes whose workers share weights.
+    ``center_optimizer()`` for schemes that ship gradients; ``aliasable`` and ``alias(vector)`` where ``weights`` can be
+    put into memory that is given (an answer is then written straight into it).
     """
 
     @property

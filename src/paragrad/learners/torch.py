@@ -96,8 +96,13 @@ class TorchLearner:
         self._buffers.collect()
         self._integers.collect()
 
+    @property
+    def aliasable(self) -> bool:
+        """Whether the parameters can be views of a vector that is given."""
+        return self._weights.movable
+
     def alias(self, vector: Vector) -> None:
-        """Let the parameters be views of the center itself."""
+        """Let the parameters be views of this vector; its contents count."""
         self._weights.move_to(vector)
         self._optimizer = FlatOptimizer(self._make, self.module, self._weights)
 

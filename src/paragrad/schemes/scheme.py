@@ -153,7 +153,8 @@ class Scheme:
     def adopt(self, me: Replica, reply: Reply) -> bool | None:
         """Make something of the answer; return False where it was ignored (the window then keeps its version)."""
         if me.at_send is None:
-            me.local = reply.value
+            if not reply.placed:
+                me.local = reply.value
         else:
             me.local = reply.value + (me.local - me.at_send)
         me.anchor = me.center = reply.value
