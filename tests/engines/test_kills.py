@@ -74,12 +74,12 @@ def test_a_worker_may_be_killed_at_lines_of_the_exchange_of_other_kinds_of_schem
 
 
 def test_workers_may_be_killed_in_the_middle_of_a_copy(tmp_path):
-    assassin = Assassin(seed=20, kills=20, every=9, delay=0.006)
+    assassin = Assassin(seed=20, kills=12, every=9, delay=0.006)
     print(f"seed {assassin.seed}")
     model = Counting(1_000_000, sleep=0.001)
-    result = train_counting(model, 900, tmp_path / "run", assassin, scheme=pg.AGN(window=1), engine=pg.Local(workers=3))
+    result = train_counting(model, 600, tmp_path / "run", assassin, scheme=pg.AGN(window=1), engine=pg.Local(workers=3))
     assert assassin.done()
-    assert result.summary["lost_workers"] == assassin.lost == 20
+    assert result.summary["lost_workers"] == assassin.lost == 12
 
 
 def test_a_stopped_worker_costs_the_others_nothing(tmp_path):
