@@ -35,6 +35,10 @@ def private(name: str, length: int, dtype: torch.dtype) -> Vector:
     return torch.zeros(length, dtype=dtype)
 
 
+class NotFinite(Exception):
+    """What was to be applied is not finite; nothing has been changed."""
+
+
 class VectorOptimizer(Protocol):
     """An optimiser of the center's value, for schemes that ship gradients."""
 
@@ -127,13 +131,16 @@ class Center:
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
         )
         self.homes: list[Vector] = []
-        """Where an engine has the workers' weights within reach: an answer is then written straight into them."""
+        """The workers' weights, where an engine has them within reach and the scheme is a scaled movement: a commit is then
+        the weights themselves, and one pass makes the new center, the new anchor and the new weights of them."""
         self._aligned = scheme.held and quorum > 1
-        # The next state is looked at in the pass that writes it, and not flipped to where it is not finite. That is
-        # enough for a lone commit of an element-wise scheme; in a round, and where an optimiser's state is at stake,
-        # commits are looked at before.
-        self._checks_late = quorum == 1 and scheme.elementwise and optimizer is None
-        self._twins = self._checks_late and scheme.answers == "center" and not scheme.remembers and bool(self.answers)
+        # The next state is looked at in the pass that writes it, and not flipped to where it is not finite; the mean of a
+        # round of gradients, before the optimiser sees it. Only a gradient that steps alone must be looked at on arrival.
+        self._checks_late = optimizer is None or (quorum > 1 and scheme.held)
+        self._twins = quorum == 1 and scheme.elementwise and scheme.answers == "center" and not scheme.remembers
+        self._twins = self._twins and bool(self.answers)
+        self.scratch = torch.empty_like(start) if optimizer is not None else torch.empty(0)
+        self._stepped = False
         self._round: list[Commit] = []
         self._owed: dict[int, _Pending] = {}
         self._incarnations = [0] * workers
@@ -261,8 +268,14 @@ class Center:
             commits = sorted(self._round, key=lambda c: (c.worker, c.sequence))
             self._round = []
             if not self._apply(commits):
-                return [reply for commit in commits for reply in self._turn_away(commit, late=False)]
+                return self._turn_away_unsound(commits)
         return self._release()
+
+    def _turn_away_unsound(self, commits: list[Commit]) -> list[Reply]:
+        """Refuse those of a round that are not finite (all, if it is only their sum); the others stay in the round."""
+        bad = [c for c in commits if self.homes or not self._finite(c)] or commits
+        self._round = [c for c in commits if not any(c is b for b in bad)] + self._round
+        return [reply for commit in bad for reply in self._turn_away(commit, late=False)]
 
     def _complete(self) -> bool:
         if not self._round:
@@ -288,9 +301,14 @@ class Center:
         for commit in commits:
             commit.staleness = clock - commit.version
         now, spare = self.state, self._states[1 - (int(self.control[0]) & 1)]
+        self._stepped = False
         self.control[1] = int(self.control[0]) + 2  # from here on a reader of the spare must try again
-        if not self.scheme.aliased and not self._compute(now, spare, commits):
-            if self.optimizer is not None:
+        if self.homes:
+            sound = self._move(now, spare, commits[0])
+        else:
+            sound = self.scheme.aliased or self._compute(now, spare, commits)
+        if not sound:
+            if self._stepped:
                 raise Diverged(
                     f"Training diverged: update {clock + 1} would have made the center infinite. Lower the learning rate."
                 )
@@ -308,7 +326,7 @@ class Center:
                 owed = self._owed[commit.worker]
                 # A newcomer that took a lost worker's place begins from the center, whatever the answer was.
                 owed.own = bool(self.answers) and owed.sequence >= 0
-                owed.placed = owed.own and self._places
+                owed.placed = owed.own and bool(self.homes)
                 owed.version = clock + 1
         return True
 
@@ -323,8 +341,11 @@ class Center:
             stop = min(start + size, hi)
             view = View(self, now, spare, start, stop)
             if self._twins:
-                view.copies = [vector[start:stop] for vector in self._copies_of(commits[0].worker)]
-            answer = self.scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
+                view.twin = self.answers[commits[0].worker][start:stop]
+            try:
+                answer = self.scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
+            except NotFinite:
+                return False
             view.settle()
             if not view.finite:
                 return False
@@ -336,24 +357,18 @@ class Center:
                     )
                 for commit, mine in zip(commits, answer, strict=True):
                     self.answers[commit.worker][start:stop].copy_(mine)
-            elif self.answers and self.scheme.held and not view.copied:
+            elif self.answers and self.scheme.held and not view.twinned:
                 for commit in commits:
-                    for vector in self._copies_of(commit.worker):
-                        vector[start:stop].copy_(spare.value[start:stop])
+                    self.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
         if self.scheme.parts > 1 and self.answers and self.scheme.answers == "center":
             for commit in commits:
-                for vector in self._copies_of(commit.worker):
-                    vector.copy_(spare.value)
+                self.answers[commit.worker].copy_(spare.value)
         return True
 
-    def _copies_of(self, worker: int) -> list[Vector]:
-        """Where a lone commit's answer goes: the worker's row, and its weights if it will take the answer as they are."""
-        return [self.answers[worker], *([self.homes[worker]] if self._places else [])]
-
-    @property
-    def _places(self) -> bool:
-        plain = type(self.scheme).adopt is Scheme.adopt and not self.scheme.overlap
-        return bool(self.homes) and self._twins and plain
+    def _move(self, now: State, spare: State, commit: Commit) -> bool:
+        """The whole exchange of a scaled movement in one pass over the worker's weights and its anchor."""
+        anchor, weights = self.answers[commit.worker], self.homes[commit.worker]
+        return kernels.move(spare.value, anchor, weights, now.value, self.scheme.scale(commit))
 
     def _average_buffers(self, now: State, spare: State, commits: list[Commit]) -> None:
         if now.buffers.numel():
@@ -460,7 +475,10 @@ class Center:
         return length * part // parts, length * (part + 1) // parts
 
     def _sound(self, commit: Commit) -> bool:
-        vectors = [*([] if self._checks_late else [commit.value]), *commit.also.values()]
+        return self._checks_late or self._finite(commit)
+
+    def _finite(self, commit: Commit) -> bool:
+        vectors = [commit.value, *commit.also.values()]
         if commit.buffers is not None:
             vectors.append(commit.buffers)
         return all(kernels.finite(vector) for vector in vectors)
@@ -516,7 +534,7 @@ class View:
     spare: State
     lo: int
     hi: int
-    copies: list[Vector] = field(default_factory=list, init=False)
+    twin: Vector | None = field(default=None, init=False)
     """The answer of a lone commit, written in the same pass as the value."""
     _written: int = field(default=-1, init=False)
     _touched: bool = field(default=False, init=False)
@@ -578,27 +596,45 @@ class View:
     def add(self, vector: Vector, scale: float = 1.0) -> None:
         mine = self.spare.value[self.lo : self.hi]
         base = mine if self._touched else self.now.value[self.lo : self.hi]
-        self._finite = kernels.add(mine, base, vector, scale, self.copies)
+        self._finite = kernels.add(mine, base, vector, scale, self.twin)
         self._touched, self._written = True, mine._version
+
+    def approach(self, vector: Vector, share: float) -> Vector:
+        mine = self.spare.value[self.lo : self.hi]
+        base = mine if self._touched else self.now.value[self.lo : self.hi]
+        force = torch.empty_like(mine)
+        self._finite = kernels.approach(mine, force, base, vector, share)
+        self._touched, self._written = True, mine._version
+        return force
 
     def mean(self, commits: Sequence[Commit]) -> Vector:
         total = sum(commit.weight for commit in commits)
         if total <= 0:
             return torch.zeros_like(commits[0].value)
-        mean = commits[0].value * (commits[0].weight / total)
-        for commit in commits[1:]:
-            mean.add_(commit.value, alpha=commit.weight / total)
+        if len(commits) == 1:
+            mean = commits[0].value
+            sound = kernels.finite(mean)
+        else:
+            first, second, *others = commits
+            mean = self.center.scratch[self.lo : self.hi]
+            sound = kernels.blend(mean, first.value, first.weight / total, second.value, second.weight / total)
+            for commit in others:
+                sound = kernels.blend(mean, mean, 1.0, commit.value, commit.weight / total)
+        if not sound:
+            raise NotFinite
         return mean
 
     def step(self, gradient: Vector, scale: float = 1.0) -> None:
         if self.center.optimizer is None:
             raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center was given no optimiser.")
-        self.center.optimizer.step(self.value, gradient, scale)
+        value = self.value
+        self.center._stepped = True
+        self.center.optimizer.step(value, gradient, scale)
 
     @property
-    def copied(self) -> bool:
-        """Whether the copies still equal the value: torch counts every change in place."""
-        return bool(self.copies) and self._written == self.spare.value._version
+    def twinned(self) -> bool:
+        """Whether the twin still equals the value: torch counts every change in place."""
+        return self.twin is not None and self._written == self.spare.value._version
 
     @property
     def finite(self) -> bool:

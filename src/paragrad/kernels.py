@@ -1,9 +1,9 @@
-"""The exchange's two passes over memory: a small C library where it was built, torch where it was not."""
+"""The exchange's passes over memory: a small C library where it was built, torch where it was not."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -12,21 +12,31 @@ from paragrad.types import Vector
 
 LARGE = 16_384
 """Elements from which a call into the library pays for itself."""
+SHARED = 1_048_576
+"""Elements from which a pass is worth a second thread."""
+
+_P, _F, _N = ctypes.c_void_p, ctypes.c_float, ctypes.c_size_t
+SIGNATURES = {
+    "add": (_P, _P, _P, _P, _F, _N),
+    "move": (_P, _P, _P, _P, _F, _N),
+    "approach": (_P, _P, _P, _P, _F, _N),
+    "blend": (_P, _P, _F, _P, _F, _N),
+    "subtract": (_P, _P, _P, _N),
+}
 
 
 def _load() -> ctypes.CDLL | None:
     for path in Path(__file__).parent.glob("_kernels*.so"):
         library = ctypes.CDLL(str(path))
-        pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        library.paragrad_add.argtypes = (pointer, pointer, pointer, pointer, pointer, ctypes.c_float, size)
-        library.paragrad_add.restype = ctypes.c_int
-        library.paragrad_subtract.argtypes = (pointer, pointer, pointer, size)
-        library.paragrad_subtract.restype = None
+        for name, signature in SIGNATURES.items():
+            function = getattr(library, f"paragrad_{name}")
+            function.argtypes, function.restype = signature, ctypes.c_int
         return library
     return None
 
 
 _library = _load()
+_second: ThreadPoolExecutor | None = None
 
 
 def compiled() -> bool:
@@ -34,21 +44,55 @@ def compiled() -> bool:
     return _library is not None
 
 
-def add(out: Vector, now: Vector, x: Vector, scale: float = 1.0, copies: Sequence[Vector] = ()) -> bool:
-    """``out = now + scale * x``, and at most two copies of it, in one pass; returns whether the result is finite throughout."""
-    if _library is not None and _fits(out, now, x, *copies):
-        twin, home = (*(copy.data_ptr() for copy in copies), None, None)[:2]
-        return bool(_library.paragrad_add(out.data_ptr(), twin, home, now.data_ptr(), x.data_ptr(), scale, x.numel()))
+def use_threads(count: int) -> None:
+    """With more than one, passes over large vectors are made by two: one core alone does not fill the memory bus."""
+    global _second
+    if _second is not None:
+        _second.shutdown()
+    _second = ThreadPoolExecutor(1, "paragrad-pass") if count > 1 else None
+
+
+def add(out: Vector, now: Vector, x: Vector, scale: float = 1.0, twin: Vector | None = None) -> bool:
+    """``out = twin = now + scale * x`` in one pass; returns whether the result is finite throughout."""
+    if _fits(out, now, x, *([] if twin is None else [twin])):
+        return _call("add", out, twin, now, x, scale)
     torch.add(now, x, alpha=scale, out=out)
-    for copy in copies:
-        copy.copy_(out)
+    if twin is not None:
+        twin.copy_(out)
+    return finite(out)
+
+
+def move(out: Vector, anchor: Vector, local: Vector, now: Vector, scale: float) -> bool:
+    """``out = anchor = local = now + scale * (local - anchor)`` in one pass; returns whether that is finite throughout."""
+    if _fits(out, anchor, local, now):
+        return _call("move", out, anchor, local, now, scale)
+    torch.add(now, local.sub_(anchor), alpha=scale, out=out)
+    anchor.copy_(out)
+    local.copy_(out)
+    return finite(out)
+
+
+def approach(out: Vector, force: Vector, now: Vector, x: Vector, share: float) -> bool:
+    """``force = share * (x - now); out = now + force`` in one pass; returns whether that is finite throughout."""
+    if _fits(out, force, now, x):
+        return _call("approach", out, force, now, x, share)
+    torch.sub(x, now, out=force).mul_(share)
+    torch.add(now, force, out=out)
+    return finite(out)
+
+
+def blend(out: Vector, x: Vector, a: float, y: Vector, b: float) -> bool:
+    """``out = a * x + b * y`` in one pass; returns whether that is finite throughout."""
+    if _fits(out, x, y):
+        return _call("blend", out, x, a, y, b)
+    torch.add(a * x, y, alpha=b, out=out)
     return finite(out)
 
 
 def subtract(out: Vector, a: Vector, b: Vector) -> Vector:
     """``out = a - b`` in one pass."""
-    if _library is not None and _fits(out, a, b):
-        _library.paragrad_subtract(out.data_ptr(), a.data_ptr(), b.data_ptr(), out.numel())
+    if _fits(out, a, b):
+        _call("subtract", out, a, b)
         return out
     return torch.sub(a, b, out=out)
 
@@ -62,6 +106,27 @@ def finite(vector: Vector) -> bool:
 
 def _fits(*vectors: Vector) -> bool:
     length = vectors[0].numel()
-    return length >= LARGE and all(
-        v.dtype == torch.float32 and v.is_contiguous() and v.numel() == length and v.device.type == "cpu" for v in vectors
+    return (
+        _library is not None
+        and length >= LARGE
+        and all(
+            v.dtype == torch.float32 and v.is_contiguous() and v.numel() == length and v.device.type == "cpu" for v in vectors
+        )
     )
+
+
+def _call(name: str, *arguments: Vector | float | None) -> bool:
+    """One pass, in two halves at once where a second thread is there and the vectors are long."""
+    assert isinstance(arguments[0], torch.Tensor)
+    length = arguments[0].numel()
+    if _second is None or length < SHARED:
+        return _part(name, arguments, 0, length)
+    middle = length // 2 & ~31
+    rest = _second.submit(_part, name, arguments, middle, length)
+    first = _part(name, arguments, 0, middle)
+    return rest.result() and first
+
+
+def _part(name: str, arguments: tuple[Vector | float | None, ...], lo: int, hi: int) -> bool:
+    words = [a.data_ptr() + lo * a.element_size() if isinstance(a, torch.Tensor) else a for a in arguments]
+    return bool(getattr(_library, f"paragrad_{name}")(*words, hi - lo))

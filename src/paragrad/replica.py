@@ -64,6 +64,8 @@ class Replica:
         self.version = 0
         self.steps = 0
         self.commits = 0
+        self.by_reference = False
+        """The center can read ``local`` and ``anchor`` itself: the difference is left to it."""
         self.lr = 0.0
         self.moved = 0.0
         self.busy = False
@@ -85,6 +87,8 @@ class Replica:
 
     def movement(self) -> Vector:
         """``local - anchor``, written straight into the outgoing commit."""
+        if self.by_reference:
+            return self._local
         return kernels.subtract(self._out, self._local, self.anchor)
 
     def begin_again(self, center: Vector, version: int) -> None:

@@ -124,6 +124,9 @@ class CenterView(Protocol):
     def add(self, vector: Vector, scale: float = 1.0) -> None:
         """``value += scale * vector`` in one pass over memory."""
 
+    def approach(self, vector: Vector, share: float) -> Vector:
+        """``e = share * (vector - value); value += e`` in one pass; returns e."""
+
     def mean(self, commits: Sequence[Commit]) -> Vector:
         """The mean of the commits' values, weighted by their ``weight``."""
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from paragrad import kernels
 from paragrad.center import Center
 from paragrad.data.leases import Leases
 from paragrad.engines import processes
@@ -84,9 +85,11 @@ def _one_thread() -> Iterator[None]:
     """The applier works in blocks on one core: torch's own threads would spin beside the workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    kernels.use_threads(min(2, processes.usable_cores()))
     try:
         yield
     finally:
+        kernels.use_threads(1)
         torch.set_num_threads(before)
 
 
@@ -128,7 +131,8 @@ class _Crew:
             optimizer=optimizer,
             allocate=self._segment.allocate,
         )
-        if self.center.answers and getattr(learner, "aliasable", False):
+        by_reference = scheme.is_scaled_movement and bool(self.center.answers) and getattr(learner, "aliasable", False)
+        if by_reference:
             allocate, like = self._segment.allocate, learner.weights
             self.center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(engine.workers)]
         session.attach(self.center)
@@ -142,6 +146,7 @@ class _Crew:
                 buffers=learner.buffers.numel(),
                 integers=learner.integers.numel(),
                 window=self._window,
+                by_reference=by_reference,
             )
             for rank in range(engine.workers)
         ]
@@ -249,6 +254,8 @@ class _Crew:
 
     def _on_commit(self, worker: int, sequence: int) -> None:
         commit = self._slots[worker].get_commit(self.job.scheme.parts)
+        if self.center.homes:
+            commit.value = self.center.homes[worker]
         assert commit.sequence == sequence, f"slot {worker} holds commit {commit.sequence}, the pipe says {sequence}"
         member = self._members[worker]
         member.commits += 1

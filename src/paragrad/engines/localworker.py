@@ -24,6 +24,7 @@ from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
+from paragrad.schemes.scheme import Scheme
 from paragrad.types import Commit, Reply, Vector
 from paragrad.worker import (
     Answer,
@@ -165,6 +166,7 @@ class Exchange:
             buffers=learner.buffers.numel(),
             integers=learner.integers.numel(),
             window=post.window,
+            by_reference=f"home{post.rank}" in post.layout,
         )
         answer = f"answer{post.rank}"
         self._answer = self._segment.tensor(answer) if answer in post.layout else None
@@ -177,11 +179,18 @@ class Exchange:
             rank=post.rank,
             workers=post.workers,
             slots=scheme.worker_slots,
-            out=None if scheme.aliased else self._slot.value,
+            out=self._slot.value if self._slot.value.numel() else learner.weights,
         )
-        self._seen = torch.empty_like(learner.weights) if self._answer is None and not scheme.aliased else None
+        self.me.by_reference = home in post.layout
+        self._seen = self._where_to_pull() if self._answer is None and not scheme.aliased else None
         self._fresh = torch.empty_like(learner.weights) if scheme.fresh else None
         self._waiting_for = -1 - post.incarnation
+
+    def _where_to_pull(self) -> Vector:
+        """Gradients need no anchor: where they are shipped, and the answer is taken as it is, it is pulled into the weights."""
+        scheme, weights = self._job.scheme, self._learner.weights
+        straight = scheme.ships == "gradient" and type(scheme).adopt is Scheme.adopt and not scheme.overlap
+        return weights if straight else torch.empty_like(weights)
 
     def answer(self, request: Request) -> Answer:
         """Do what the worker's loop asks for."""
@@ -236,7 +245,8 @@ class Exchange:
         if self._seen is None:
             return self._slot.get_reply(self._reader.live_value)
         clock = self._reader.pull(self._seen)
-        return changed(self._slot.get_reply(self._seen), version=clock)
+        placed = self._seen is self._learner.weights
+        return changed(self._slot.get_reply(self._seen), version=clock, placed=placed)
 
     def _center_has_a_queue(self) -> bool:
         waiting = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0\0\0\0"))[0]

@@ -48,14 +48,23 @@ class Slot:
 
     @classmethod
     def make(
-        cls, allocate: Allocate, worker: int, scheme: Scheme, *, like: Vector, buffers: int, integers: int, window: int
+        cls,
+        allocate: Allocate,
+        worker: int,
+        scheme: Scheme,
+        *,
+        like: Vector,
+        buffers: int,
+        integers: int,
+        window: int,
+        by_reference: bool,
     ) -> Slot:
         """Allocate, or, with a segment's ``tensor`` for ``allocate``, open, the slot of a worker."""
 
         def tensor(name: str, length: int, dtype: torch.dtype) -> torch.Tensor:
             return allocate(f"slot{worker}.{name}", length, dtype)
 
-        length = 0 if scheme.aliased else like.numel()
+        length = 0 if scheme.aliased or by_reference else like.numel()
         return cls(
             worker=worker,
             numbers=tensor("numbers", 16, torch.int64),
@@ -75,7 +84,7 @@ class Slot:
     def put_commit(self, commit: Commit) -> None:
         """Lay out a commit; nothing counts until the message is in the pipe."""
         value = self.value[: commit.value.numel()]
-        if commit.value.data_ptr() != value.data_ptr():
+        if value.numel() and commit.value.data_ptr() != value.data_ptr():
             value.copy_(commit.value)
         for name, vector in commit.also.items():
             self.also[name][: vector.numel()].copy_(vector)

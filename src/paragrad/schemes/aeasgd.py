@@ -54,8 +54,11 @@ class AEASGD(Scheme):
     def apply(self, center: CenterView, commits: Sequence[Commit]) -> list[Vector]:
         forces = []
         for commit in commits:
-            forces.append(self.alpha * (commit.value - center.value) if self.atomic else commit.value)
-            center.add(forces[-1])
+            if self.atomic:
+                forces.append(center.approach(commit.value, self.alpha))
+            else:
+                center.add(commit.value)
+                forces.append(commit.value)
         return forces
 
     def adopt(self, me: Replica, reply: Reply) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Vector
+from paragrad.types import Commit
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,8 @@ class AGN(Scheme):
 
     elementwise = True
 
-    def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
-        for commit in commits:
-            center.add(commit.value, 1.0 / commit.steps)
-        return center.value
+    def scale(self, commit: Commit) -> float:
+        return 1.0 / commit.steps
 
     def warnings(self, workers: int) -> list[str]:
         if workers >= 2 * self.window and workers >= 8:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Vector
+from paragrad.types import Commit
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,8 @@ class Downpour(Scheme):
 
     elementwise = True
 
-    def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
-        for commit in commits:
-            center.add(commit.value)
-        return center.value
+    def scale(self, commit: Commit) -> float:
+        return 1.0
 
     def warnings(self, workers: int) -> list[str]:
         if workers > 1 and (self.window > 1 or workers >= 20):

@@ -148,7 +148,15 @@ class Scheme:
 
     def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector | list[Vector]:
         """Change the center by a round of commits; return ``center.value``, or one answer for each commit."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what the center does with a commit: write apply().")
+        for commit in commits:
+            center.add(commit.value, self.scale(commit))
+        return center.value
+
+    def scale(self, commit: Commit) -> float:
+        """For schemes that are ``c <- c + scale * d`` and no more: how much of a movement the center takes."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what the center does with a commit: write apply() or scale()."
+        )
 
     def adopt(self, me: Replica, reply: Reply) -> bool | None:
         """Make something of the answer; return False where it was ignored (the window then keeps its version)."""
@@ -159,6 +167,18 @@ class Scheme:
             me.local = reply.value + (me.local - me.at_send)
         me.anchor = me.center = reply.value
         return None
+
+    @property
+    def is_scaled_movement(self) -> bool:
+        """Whether it is ``c <- c + scale * d``, with the worker taking c, and no more: an engine may then do it in one pass."""
+        own = ("commit", "apply", "adopt")
+        return (
+            all(getattr(type(self), name) is getattr(Scheme, name) for name in own)
+            and self.ships == "movement"
+            and self.held
+            and not (self.sends or self.fresh or self.overlap or self.remembers or self.aliased or self.apart)
+            and self.parts == 1
+        )
 
     def warnings(self, workers: int) -> list[str]:
         """What is known to go wrong with these numbers, each with the value that would hold."""
