@@ -30,6 +30,10 @@ class Idle:
         self.buffers = torch.empty(0)
         self.integers = torch.empty(0, dtype=torch.int64)
         self.lr = 0.1
+        self.aliasable = True
+
+    def alias(self, vector: torch.Tensor) -> None:
+        self.weights = vector
 
     def step(self, batch: Any) -> Step:
         self.weights[0] += 1e-3
