@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paragrad import engines, schemes
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from paragrad.check import check_scheme as check_scheme
     from paragrad.data.source import Source as Source
@@ -64,10 +66,6 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("paragrad")
     if name not in _HOMES:
         raise AttributeError(f"module 'paragrad' has no attribute {name!r}")
     value = getattr(import_module(f"paragrad.{_HOMES[name]}"), name)

@@ -74,19 +74,24 @@ class Flat:
 
     @property
     def movable(self) -> bool:
-        """Whether the tensors can be views of another vector: not where they are of several types, or on a device."""
-        return not self._mirrored
+        """Whether another vector can take this one's place: not where the tensors are coarser than it."""
+        return not self.coarse
 
     def move_to(self, vector: Vector) -> None:
-        """Let the tensors be views of another vector of the same length; its contents count."""
-        if self._mirrored:
-            raise UsageError("A module of several dtypes, or on a device, cannot share the center's memory.")
+        """Let another vector of the same length take the place of this one; its contents count.
+
+        Tensors on the CPU become views of it; those on a device keep their own memory, and are cast at the border as before.
+        """
+        if self.coarse:
+            raise UsageError("A module of several dtypes, or of a coarse one, cannot share the center's memory.")
         if vector.numel() != self.vector.numel() or vector.dtype != self.dtype or not vector.is_contiguous():
             raise UsageError(
                 f"The tensors fill {self.vector.numel():,} values of {self.dtype}, but were to move to {vector.numel():,} of "
                 f"{vector.dtype}. Give a contiguous vector of the same length and type."
             )
         self.vector = vector
+        if self._mirrored:
+            return
         self._segments = [(0, vector.numel(), vector)]
         for piece in self.pieces:
             piece.tensor.data = vector[piece.lo : piece.hi].view(piece.tensor.shape)

@@ -239,11 +239,11 @@ def test_a_model_on_a_device_trains_beside_its_vector(small: int, monkeypatch) -
     assert torch.equal(learner.buffers, torch.cat([plain[1].running_mean, plain[1].running_var]))
     assert learner.integers.tolist() == [6]
     learner.check()
-    with pytest.raises(UsageError, match="on a device"):
-        learner.alias(start)
-    learner.weights.copy_(start)
+    learner.alias(start)
+    assert learner.weights is start
     learner.spread()
     assert torch.equal(vector(learner.module), start)
+    learner.check()
 
 
 def test_a_model_of_doubles_trains_in_doubles() -> None:

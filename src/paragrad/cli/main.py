@@ -7,6 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from paragrad import __version__
 from paragrad.cli import data, demo, doctor, engines, models, schemes, train
 from paragrad.errors import ParagradError, UsageError
 
@@ -33,9 +34,7 @@ def _fail(message: str, status: int) -> NoReturn:
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"paragrad {version('paragrad')}")
+        typer.echo(f"paragrad {__version__}")
         raise typer.Exit
 
 

@@ -121,6 +121,11 @@ class _Crew:
         plan, scheme = job.plan, job.scheme
         stolen = session.run.shards == "stolen" or (session.run.shards == "auto" and scheme.quorum(engine.workers) == 1)
         optimizer = learner.center_optimizer() if scheme.ships == "gradient" else None  # type: ignore[attr-defined]
+        if scheme.aliased and (engine.device != "cpu" or not getattr(learner, "aliasable", False)):
+            raise UsageError(
+                f"The workers of {type(scheme).__name__} share their weights, which must be of one type and in main memory: "
+                "use a float32 model and device='cpu'."
+            )
         self.center = Center(
             scheme,
             learner.weights,
