@@ -145,6 +145,7 @@ class Center:
         self._owed: dict[int, _Pending] = {}
         self._incarnations = [0] * workers
         self._refusals = [0] * workers
+        self._sitting_at_restore: set[int] = set()
 
     def _make_state(
         self, index: int, start: Vector, buffers: Vector | None, integers: Vector | None, allocate: Allocate
@@ -206,7 +207,13 @@ class Center:
         self.live.add(worker)
         self.leases.welcome(worker)
         self.leases.give_back(worker, keep=self._waiting(worker))
+        before = self._owed.get(worker)
+        sits_out = worker in self._sitting_at_restore or (before is not None and before.sits_out == self.clock)
+        self._sitting_at_restore.discard(worker)
         self._owed[worker] = _Pending(sequence=-1 - incarnation, own=False, version=self.clock)
+        if sits_out:
+            # Its predecessor had nothing to do in this round: neither has it, or it would bring rows of the next.
+            self._owed[worker].sits_out = self.clock
         if any(commit.worker == worker for commit in self._round) and self.scheme.held:
             # Its predecessor's commit waits in the round: it counts, and the newcomer begins after it.
             return []
@@ -500,6 +507,7 @@ class Center:
             "leases": self.leases.state(),
             "counts": vars(self.counts).copy(),
             "commits_of": list(self.commits_of),
+            "sitting": [worker for worker, owed in self._owed.items() if owed.sits_out == self.clock],
         }
         return tensors, numbers
 
@@ -523,6 +531,7 @@ class Center:
             self.leases.give_back(worker)
         self.counts = Counts(**numbers["counts"])
         self.commits_of = list(numbers["commits_of"])
+        self._sitting_at_restore = set(numbers["sitting"])
 
 
 @dataclass

@@ -302,21 +302,37 @@ def nan_never_enters(scheme: Scheme) -> None:
 
 def a_restored_center_goes_on(scheme: Scheme) -> None:
     """From a snapshot in the middle: the clock goes on, and every row is used once over both halves."""
-    first = _serial(scheme, 2)
-    first.run(commits=4)
-    tensors, numbers = first.center.snapshot()
-    second = _serial(scheme, 2)
-    second.center.restore(tensors, numbers)
-    assert same(second.center.value, first.center.value), "the restored center differs"
-    clock = second.center.clock
-    second.applied = list(first.applied)
-    second.start()
-    second.run()
-    assert second.center.clock > clock, "the clock stood still after a restore"
-    _used_once(second)
-    if scheme.quorum(2) == 2 and scheme.held and scheme.ships == "gradient":
-        unbroken = _run(scheme, 2).center.value
-        assert same(second.center.value, unbroken), "a restored synchronous run ends elsewhere than an unbroken one"
+    for commits in (1, 4, 10, 11, 12):
+        first = _serial(scheme, 2)
+        first.run(commits=commits)
+        tensors, numbers = first.center.snapshot()
+        second = _serial(scheme, 2)
+        second.center.restore(tensors, numbers)
+        assert same(second.center.value, first.center.value), "the restored center differs"
+        clock = second.center.clock
+        second.applied = list(first.applied)
+        second.start()
+        second.run()
+        finished = first.center.leases.used == first.center.leases.total
+        assert finished or second.center.clock > clock, "the clock stood still after a restore"
+        _used_once(second)
+        if _is_repeatable(scheme):
+            unbroken = _run(scheme, 2).center.value
+            assert same(second.center.value, unbroken), "a restored synchronous run ends elsewhere than an unbroken one"
+
+
+def crashes_do_not_change_a_synchronous_run(scheme: Scheme) -> None:
+    """Where workers keep nothing between rounds, a replacement does exactly what was lost."""
+    if _is_repeatable(scheme):
+        unbroken = _run(scheme, 3).center.value
+        for seed in range(8):
+            broken = _run(scheme, 3, seed=seed, crashes=5).center.value
+            assert same(broken, unbroken), "with workers that crash and are replaced the run ends elsewhere"
+
+
+def _is_repeatable(scheme: Scheme) -> bool:
+    everyone = all(scheme.quorum(workers) == workers for workers in (2, 3))
+    return everyone and scheme.held and scheme.ships == "gradient" and not scheme.worker_slots
 
 
 def it_descends(scheme: Scheme) -> None:
@@ -359,6 +375,7 @@ LAWS: list[Callable[[Scheme], None]] = [
     a_repeated_commit_changes_nothing,
     nan_never_enters,
     a_restored_center_goes_on,
+    crashes_do_not_change_a_synchronous_run,
     it_descends,
 ]
 
