@@ -41,6 +41,9 @@ from paragrad.worker import (
     work,
 )
 
+KEPT_BLOCK = 64 << 20
+"""Bytes up to which a worker keeps freed blocks. Larger ones go back at once: kept, they would add up to many times a large layer."""
+
 
 @dataclass(frozen=True)
 class Post:
@@ -98,7 +101,7 @@ def _keep_heap() -> None:
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is not None:
         m_trim_threshold, m_mmap_threshold = -1, -3
-        mallopt(m_mmap_threshold, 1 << 30)
+        mallopt(m_mmap_threshold, KEPT_BLOCK)
         mallopt(m_trim_threshold, (1 << 31) - 1)
 
 
