@@ -42,7 +42,7 @@ from paragrad.worker import (
 )
 
 KEPT_BLOCK = 64 << 20
-"""Bytes up to which a worker keeps freed blocks. Larger ones go back at once: kept, they would add up to many times a large layer."""
+"""Bytes up to which a worker keeps freed blocks; larger ones, kept, would add up to many times a large layer."""
 
 
 @dataclass(frozen=True)
