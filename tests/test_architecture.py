@@ -14,7 +14,7 @@ LEVELS = [
     {"kernels", "flat"},
     {"replica", "run"},
     {"data", "schemes", "optim", "models", "losses"},
-    {"center", "learners", "record", "checkpoint", "tally", "result", "display"},
+    {"center", "view", "learners", "record", "checkpoint", "tally", "result", "display"},
     {"job", "directory"},
     {"session", "worker"},
     {"engines"},
