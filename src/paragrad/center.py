@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,7 +17,7 @@ from paragrad import kernels
 from paragrad.data.leases import Leases
 from paragrad.errors import Diverged, UsageError
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import Commit, Reply, Vector
+from paragrad.types import Commit, Reply, Vector, VectorOptimizer
 from paragrad.view import NotFinite, State, View
 
 BLOCK = 131_072
@@ -33,19 +33,6 @@ Allocate: TypeAlias = Callable[[str, int, torch.dtype], Vector]
 def private(name: str, length: int, dtype: torch.dtype) -> Vector:
     """Ordinary memory of this process."""
     return torch.zeros(length, dtype=dtype)
-
-
-class VectorOptimizer(Protocol):
-    """An optimiser of the center's value, for schemes that ship gradients."""
-
-    def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
-        """One step, in place, with the learning rate scaled."""
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Its state as named tensors."""
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of ``state``."""
 
 
 @dataclass

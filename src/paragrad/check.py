@@ -66,6 +66,8 @@ class Bowl:
     def center_optimizer(self) -> _Descent:
         return _Descent(self.lr)
 
+    aliasable: bool = True
+
     def alias(self, vector: Vector) -> None:
         self.weights = vector
 
@@ -226,8 +228,8 @@ def nobody_waits_for_one_who_left(scheme: Scheme) -> None:
         serial.choose = dice.choice
         serial.start()
         for _ in range(dice.randrange(1, 12)):
-            if serial._ready:
-                serial.step(dice.choice(serial._ready))
+            if serial.ready:
+                serial.step(dice.choice(serial.ready))
         serial.leave(dice.randrange(3))
         serial.run()
         _used_once(serial)
@@ -290,9 +292,9 @@ def nan_never_enters(scheme: Scheme) -> None:
         sent, sequence=sent.sequence + 1, value=torch.full_like(sent.value, float("nan")), version=serial.center.clock
     )
     serial.actors[0].reply = None
-    serial._hand_out(serial.center.receive(bad))
+    serial.deliver(serial.center.receive(bad))
     assert same(before, serial.center.value), "NaN moved the center"
-    for rank in [rank for rank in serial._ready if rank != 0]:
+    for rank in [rank for rank in serial.ready if rank != 0]:
         serial.step(rank)  # in a round it may be seen only when the others have come
     assert bool(torch.isfinite(serial.center.value).all()), "NaN entered the center"
     reply = serial.actors[0].reply
@@ -410,8 +412,8 @@ def _run(scheme: Scheme, workers: int, *, stolen: bool = False, seed: int | None
     serial.start()
     for _ in range(crashes):
         for _ in range(dice.randrange(1, 9)):
-            if serial._ready:
-                serial.step(dice.choice(serial._ready))
+            if serial.ready:
+                serial.step(dice.choice(serial.ready))
         if serial.center.live:
             serial.crash(dice.choice(sorted(serial.center.live)))
     serial.run()

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from paragrad.data.plan import Plan
 from paragrad.data.source import Source
-from paragrad.learners.learner import Learner
+from paragrad.errors import UsageError
+from paragrad.learners.learner import Learner, Scatters, StepsAtCenter
 from paragrad.schemes.scheme import Scheme
+from paragrad.types import VectorOptimizer
 
 
 @dataclass(frozen=True)
@@ -22,3 +24,23 @@ class Job:
     validation: Source | None
     plan: Plan
     evaluation_batch: int
+
+    def check(self, learner: Learner) -> None:
+        """Raise where the learner lacks what the scheme asks of it."""
+        name = type(self.scheme).__name__
+        if self.scheme.ships == "gradient" and not isinstance(learner, StepsAtCenter):
+            raise UsageError(f"{name} ships gradients, so the Learner needs a center_optimizer() method.")
+        if self.scheme.apart and not isinstance(learner, Scatters):
+            raise UsageError(f"The workers of {self.scheme!r} start apart, so the Learner needs a scatter(seed) method.")
+
+    def center_optimizer(self, learner: Learner) -> VectorOptimizer | None:
+        """The optimiser that the center holds; None where workers step for themselves."""
+        if self.scheme.ships != "gradient":
+            return None
+        assert isinstance(learner, StepsAtCenter)
+        return learner.center_optimizer()
+
+    def scatter(self, learner: Learner, rank: int) -> None:
+        """Move a worker to the random point that it starts from."""
+        assert isinstance(learner, Scatters)
+        learner.scatter(self.plan.seed * 1_000_003 + rank + 1)

@@ -6,7 +6,6 @@ import copy
 import platform
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,8 +92,7 @@ def train(
     make_learner = _learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
     job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH)
     learner = make_learner("cpu")
-    if scheme.ships == "gradient" and not hasattr(learner, "center_optimizer"):
-        raise UsageError(f"{type(scheme).__name__} ships gradients, so the Learner needs a center_optimizer() method.")
+    job.check(learner)
     if isinstance(learner, TorchLearner) and isinstance(model, nn.Module):
         _check_fit(learner, parts)
     if run.stop.looks and parts.validation is None:
@@ -112,10 +110,11 @@ def train(
     directory = RunDirectory.open(run, scheme.name)
     resumed = directory.checkpoint(identity, notes) if run.resume else None
     directory.write_config(_config(run, parts.name, model, loss, optimizer, scheme, engine, plan, holdout))
+    facts = _facts(scheme, engine, plan, learner)
     session = Session(directory.path, run, plan, identity=identity)
     session.resumed, session.anew = resumed, directory.used and resumed is None
     try:
-        session.emit("start", **_start(scheme, engine, plan, learner, directory.path))
+        session.emit("start", **facts, rows=plan.rows, batches=plan.batches, directory=str(directory.path))
         for note in notes:
             session.emit("note", message=note)
         for warning in scheme.warnings(engine.workers):
@@ -138,7 +137,7 @@ def train(
         trained = _trained(model, learner, center)
         found = _final_validation(session, learner, parts, center)
         directory.save_model(learner)
-        summary = _summary(session, scheme, engine, plan, learner, found)
+        summary = _summary(facts, session, found)
         directory.write_summary(summary)
         reason = session.stopped or "finished"
         session.emit("end", reason=reason, summary=summary)
@@ -266,18 +265,16 @@ def _spelling(thing: Any) -> str | None:
     return f"python:{getattr(thing, '__name__', type(thing).__name__)}"
 
 
-def _start(scheme: Scheme, engine: Engine, plan: Plan, learner: Learner, directory: Path) -> dict[str, Any]:
+def _facts(scheme: Scheme, engine: Engine, plan: Plan, learner: Learner) -> dict[str, Any]:
+    """What both the record's first line and the summary say of a run."""
     return {
         "scheme": options.describe(scheme),
         "engine": options.describe(engine),
         "workers": engine.workers,
         "epochs": plan.epochs,
         "batch_size": plan.batch_size,
-        "rows": plan.rows,
-        "batches": plan.batches,
         "parameters": learner.weights.numel(),
         "seed": plan.seed,
-        "directory": str(directory),
     }
 
 
@@ -305,18 +302,11 @@ def _final_validation(session: Session, learner: Learner, parts: load.Split, cen
     return found
 
 
-def _summary(
-    session: Session, scheme: Scheme, engine: Engine, plan: Plan, learner: Learner, found: dict[str, float]
-) -> dict[str, Any]:
+def _summary(facts: dict[str, Any], session: Session, found: dict[str, float]) -> dict[str, Any]:
     tally = session.tally
     seconds = session.seconds
     return {
-        "scheme": options.describe(scheme),
-        "engine": options.describe(engine),
-        "workers": engine.workers,
-        "epochs": plan.epochs,
-        "batch_size": plan.batch_size,
-        "parameters": learner.weights.numel(),
+        **facts,
         "steps": tally.steps,
         "commits": tally.commits,
         "samples": tally.samples,
@@ -330,7 +320,6 @@ def _summary(
         "refused_commits": tally.refused,
         "dropped_commits": tally.dropped,
         "lost_workers": tally.lost,
-        "seed": plan.seed,
         "stopped": session.stopped or "finished",
         "versions": {
             "paragrad": __version__,

@@ -132,3 +132,16 @@ class CenterView(Protocol):
 
     def step(self, gradient: Vector, scale: float = 1.0) -> None:
         """One step of the user's optimiser on the value, its rate scaled."""
+
+
+class VectorOptimizer(Protocol):
+    """An optimiser of the center's value, for schemes that ship gradients."""
+
+    def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
+        """One step, in place, with the learning rate scaled."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Its state as named tensors."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of ``state``."""

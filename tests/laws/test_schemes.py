@@ -336,7 +336,7 @@ def everyone_pulls_then_everyone_commits(serial):
             sends.append(actor)
         for actor in sends:
             commit_ = actor.request.commit
-            serial._hand_out(serial.center.receive(changed(commit_, value=commit_.value.clone())))
+            serial.deliver(serial.center.receive(changed(commit_, value=commit_.value.clone())))
             actor.request = actor.loop.send(None)
     return float(serial.center.value.abs().max())
 

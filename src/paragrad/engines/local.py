@@ -26,7 +26,7 @@ from paragrad.engines.shared import Parcel, Segment
 from paragrad.engines.slot import MESSAGE, Op, Slot
 from paragrad.errors import UsageError, WorkerError
 from paragrad.job import Job
-from paragrad.learners.learner import Learner
+from paragrad.learners.learner import Learner, is_aliasable
 from paragrad.session import Session
 from paragrad.types import Reply
 
@@ -120,8 +120,7 @@ class _Crew:
         self._segment = Segment()
         plan, scheme = job.plan, job.scheme
         stolen = session.run.shards == "stolen" or (session.run.shards == "auto" and scheme.quorum(engine.workers) == 1)
-        optimizer = learner.center_optimizer() if scheme.ships == "gradient" else None  # type: ignore[attr-defined]
-        if scheme.aliased and (engine.device != "cpu" or not getattr(learner, "aliasable", False)):
+                if scheme.aliased and (engine.device != "cpu" or not is_aliasable(learner)):
             raise UsageError(
                 f"The workers of {type(scheme).__name__} share their weights, which must be of one type and in main memory: "
                 "use a float32 model and device='cpu'."
@@ -133,10 +132,10 @@ class _Crew:
             leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=engine.workers, stolen=stolen),
             buffers=learner.buffers,
             integers=learner.integers,
-            optimizer=optimizer,
+            optimizer=job.center_optimizer(learner),
             allocate=self._segment.allocate,
         )
-        by_reference = scheme.is_scaled_movement and bool(self.center.answers) and getattr(learner, "aliasable", False)
+        by_reference = scheme.is_scaled_movement and bool(self.center.answers) and is_aliasable(learner)
         if by_reference:
             allocate, like = self._segment.allocate, learner.weights
             self.center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(engine.workers)]

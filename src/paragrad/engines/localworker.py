@@ -22,7 +22,7 @@ from paragrad.engines.shared import Segment, open_parcel
 from paragrad.engines.slot import MESSAGE, Op, Slot
 from paragrad.errors import UsageError
 from paragrad.job import Job
-from paragrad.learners.learner import Learner
+from paragrad.learners.learner import Learner, Recovers, WarmsUp, is_aliasable
 from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import Commit, Reply, Vector
@@ -176,7 +176,8 @@ class Exchange:
         home = f"home{post.rank}"
         if scheme.aliased or home in post.layout:
             where = self._reader.live_value if scheme.aliased else self._segment.tensor(home)
-            learner.alias(where)  # type: ignore[attr-defined]
+            assert is_aliasable(learner)
+            learner.alias(where)
         self.me = Replica(
             learner.weights,
             rank=post.rank,
@@ -213,12 +214,11 @@ class Exchange:
                 self._reader.pull(self._fresh)
                 return self._fresh
             case Recover():
-                recover = getattr(self._learner, "recover", None)
-                if recover is not None:
-                    recover()
+                if isinstance(self._learner, Recovers):
+                    self._learner.recover()
                 return None
             case Scatter():
-                self._learner.scatter(self._job.plan.seed * 1_000_003 + self._post.rank + 1)  # type: ignore[attr-defined]
+                self._job.scatter(self._learner, self._post.rank)
                 return None
 
     def send(self, commit: Commit) -> None:
@@ -259,9 +259,8 @@ class Exchange:
 def _train(post: Post, job: Job) -> None:
     seed_everything(job.plan.seed)
     learner = job.make_learner(post.device)
-    warm_up = getattr(learner, "warm_up", None)
-    if warm_up is not None:
-        warm_up(job.train.batch(job.plan.rows_of(0)))
+    if isinstance(learner, WarmsUp):
+        learner.warm_up(job.train.batch(job.plan.rows_of(0)))
     exchange = Exchange(post, job, learner)
     exchange.say(Op.READY)
     loop = work(job.scheme, exchange.me, incarnation=post.incarnation)

@@ -11,7 +11,7 @@ import torch
 from paragrad.center import Center
 from paragrad.data.leases import Leases
 from paragrad.job import Job
-from paragrad.learners.learner import Learner
+from paragrad.learners.learner import Learner, is_aliasable
 from paragrad.replica import Replica
 from paragrad.types import Commit, Reply, Vector
 from paragrad.worker import Answer, Join, Pull, Receive, Recover, Request, Scatter, Send, Window, run_window, work
@@ -50,6 +50,8 @@ class Serial:
     meddled: list[str] = field(default_factory=list)
     """What was written to although it was only lent: a commit's value, an answer."""
     steps_run: int = 0
+    ready: list[int] = field(default_factory=list)
+    """The workers that can go on, the one that has waited longest first."""
 
     def __post_init__(self) -> None:
         learner = self.job.make_learner("cpu")
@@ -61,10 +63,9 @@ class Serial:
             leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=self.workers, stolen=self.stolen),
             buffers=learner.buffers.clone(),
             integers=learner.integers.clone(),
-            optimizer=learner.center_optimizer() if scheme.ships == "gradient" else None,  # type: ignore[attr-defined]
+            optimizer=self.job.center_optimizer(learner),
         )
         self.center.applied = self._note
-        self._ready: list[int] = []
         self._started = False
         self.actors = [self._make(rank) for rank in range(self.workers)]
 
@@ -75,7 +76,8 @@ class Serial:
         scheme = self.job.scheme
         learner = self.job.make_learner("cpu")
         if scheme.aliased:
-            learner.alias(self.center.value)  # type: ignore[attr-defined]
+            assert is_aliasable(learner)
+            learner.alias(self.center.value)
         me = Replica(learner.weights, rank=rank, workers=self.workers, slots=scheme.worker_slots)
         actor = _Actor(learner, me, work(scheme, me, incarnation=incarnation), incarnation)
         actor.request = next(actor.loop)
@@ -85,8 +87,8 @@ class Serial:
         """Go on until no rows are left, or until so many commits have been applied."""
         if not self._started:
             self.start()
-        while self._ready and (commits is None or len(self.applied) < commits):
-            self.step(self.choose(list(self._ready)))
+        while self.ready and (commits is None or len(self.applied) < commits):
+            self.step(self.choose(list(self.ready)))
         return self.center
 
     def start(self) -> None:
@@ -95,11 +97,11 @@ class Serial:
         replies: list[Reply] = []
         for rank in range(self.workers):
             replies += self.center.join(rank)
-        self._hand_out(replies)
+        self.deliver(replies)
 
     def step(self, rank: int) -> None:
         """Let one worker go on until its next exchange has been made."""
-        self._ready.remove(rank)
+        self.ready.remove(rank)
         actor = self.actors[rank]
         while actor.request is not None:
             request = actor.request
@@ -116,22 +118,22 @@ class Serial:
                 actor.request = None
             if isinstance(request, Send):
                 self._send(actor, request.commit)
-                if rank in self._ready:
+                if rank in self.ready:
                     return
 
     def crash(self, rank: int) -> None:
         """The worker is gone with all it had not sent; a replacement joins."""
-        if rank in self._ready:
-            self._ready.remove(rank)
+        if rank in self.ready:
+            self.ready.remove(rank)
         self.actors[rank] = self._make(rank, self.actors[rank].incarnation + 1)
-        self._hand_out(self.center.join(rank, self.actors[rank].incarnation))
+        self.deliver(self.center.join(rank, self.actors[rank].incarnation))
 
     def leave(self, rank: int) -> None:
         """The worker is gone for good."""
-        if rank in self._ready:
-            self._ready.remove(rank)
+        if rank in self.ready:
+            self.ready.remove(rank)
         self.actors[rank].request = None
-        self._hand_out(self.center.leave(rank))
+        self.deliver(self.center.leave(rank))
 
     def _send(self, actor: _Actor, commit: Commit) -> None:
         also = {name: vector.clone() for name, vector in commit.also.items()}
@@ -141,7 +143,7 @@ class Serial:
         )
         if actor.given is not None and not same(*actor.given):
             self.meddled.append(f"worker {commit.worker} wrote into the answer it was given")
-        self._hand_out(self.center.receive(actor.sent))
+        self.deliver(self.center.receive(actor.sent))
         if (
             not same(actor.sent.value, commit.value)
             and not bool(commit.value.isnan().any())
@@ -161,10 +163,11 @@ class Serial:
             case Pull():
                 return self.center.value.clone()
             case Scatter():
-                actor.learner.scatter(self.job.plan.seed * 1_000_003 + actor.me.rank + 1)  # type: ignore[attr-defined]
+                self.job.scatter(actor.learner, actor.me.rank)
         return None
 
-    def _hand_out(self, replies: list[Reply]) -> None:
+    def deliver(self, replies: list[Reply]) -> None:
+        """Hand out what the center answered."""
         for reply in replies:
             actor = self.actors[reply.worker]
             value = reply.value if self.job.scheme.aliased else reply.value.clone()
@@ -173,8 +176,8 @@ class Serial:
             if reply.buffers is not None and reply.integers is not None:
                 actor.learner.buffers.copy_(reply.buffers)
                 actor.learner.integers.copy_(reply.integers)
-            if reply.worker not in self._ready:
-                self._ready.append(reply.worker)
+            if reply.worker not in self.ready:
+                self.ready.append(reply.worker)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

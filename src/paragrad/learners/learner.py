@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
 from paragrad.data.source import Source
-from paragrad.types import Vector
+from paragrad.types import Vector, VectorOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,7 @@ class Step:
 class Learner(Protocol):
     """One model as local steps on one flat vector; ``pg.train`` takes a function that makes one.
 
-    Further methods are used where they are there: ``warm_up(batch)`` before the start barrier; ``recover()`` after
-    NaN, to forget the optimiser's state; ``scatter(seed)`` for schemes whose workers start apart;
-    ``center_optimizer()`` for schemes that ship gradients; ``aliasable`` and ``alias(vector)`` where ``weights`` can be
-    put into memory that is given (an answer is then written straight into it).
+    What more it may be able to do are protocols of their own, below: an engine looks whether they are there.
     """
 
     @property
@@ -69,3 +66,52 @@ class Learner(Protocol):
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of ``state``."""
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """A learner that can do before the start barrier what only the first step would else wait for."""
+
+    def warm_up(self, batch: Any) -> None:
+        """Run through a mini-batch and leave everything as it was."""
+
+
+@runtime_checkable
+class Recovers(Protocol):
+    """A learner that can go on after NaN."""
+
+    def recover(self) -> None:
+        """Forget the local optimiser's state."""
+
+
+@runtime_checkable
+class Scatters(Protocol):
+    """A learner for schemes whose workers start apart."""
+
+    def scatter(self, seed: int) -> None:
+        """Move the weights to a random point."""
+
+
+@runtime_checkable
+class StepsAtCenter(Protocol):
+    """A learner for schemes that ship gradients."""
+
+    def center_optimizer(self) -> VectorOptimizer:
+        """The user's optimiser, for one flat vector."""
+
+
+@runtime_checkable
+class Aliases(Protocol):
+    """A learner whose weights can be put into memory that is given; an answer is then written straight into them."""
+
+    @property
+    def aliasable(self) -> bool:
+        """Whether this model's can."""
+
+    def alias(self, vector: Vector) -> None:
+        """Let ``vector`` be the weights, with what it holds."""
+
+
+def is_aliasable(learner: Learner) -> TypeGuard[Aliases]:
+    """Whether the learner's weights can be put into memory that is given."""
+    return isinstance(learner, Aliases) and learner.aliasable
