@@ -9,30 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from paragrad import kernels
+from paragrad import kernels, update
 from paragrad.data.leases import Leases
 from paragrad.errors import Diverged, UsageError
 from paragrad.schemes.scheme import Scheme
+from paragrad.state import Allocate, State, TwoBuffers, private
 from paragrad.types import Commit, Reply, Vector, VectorOptimizer
-from paragrad.view import NotFinite, State, View
-
-BLOCK = 131_072
-"""Elements that an element-wise scheme is run on at a time: a few such blocks fit a core's cache."""
+from paragrad.view import View
 
 PATIENCE = 3
 """Refused commits in a row from one worker that end a run as diverged."""
-
-Allocate: TypeAlias = Callable[[str, int, torch.dtype], Vector]
-"""(name, length, dtype) -> zeros; an engine gives shared memory here."""
-
-
-def private(name: str, length: int, dtype: torch.dtype) -> Vector:
-    """Ordinary memory of this process."""
-    return torch.zeros(length, dtype=dtype)
 
 
 @dataclass
@@ -93,10 +83,9 @@ class Center:
         self.speeds = [0.0] * workers
         self.commits_of = [0] * workers
         self.live: set[int] = set()
-        self.control = allocate("control", 2, torch.int64)
-        self._states = [self._make_state(i, start, buffers, integers, allocate) for i in (0, 1)]
-        if scheme.aliased:
-            self._states[1].value = self._states[0].value
+        self._states = TwoBuffers(
+            start, buffers, integers, slots=scheme.center_slots, workers=workers, aliased=scheme.aliased, allocate=allocate
+        )
         owns = scheme.answers == "own" or scheme.remembers or quorum == 1
         self.answers = (
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
@@ -108,39 +97,24 @@ class Center:
         # The next state is looked at in the pass that writes it, and not flipped to where it is not finite; the mean of a
         # round of gradients, before the optimiser sees it. Only a gradient that steps alone must be looked at on arrival.
         self._checks_late = optimizer is None or (quorum > 1 and scheme.held)
-        self._twins = quorum == 1 and scheme.elementwise and scheme.answers == "center" and not scheme.remembers
-        self._twins = self._twins and bool(self.answers)
+        self.twins = quorum == 1 and scheme.elementwise and scheme.answers == "center" and not scheme.remembers
+        """A lone commit's answer is written in the same pass as the value."""
+        self.twins = self.twins and bool(self.answers)
         self.scratch = torch.empty_like(start) if optimizer is not None else torch.empty(0)
-        self._stepped = False
+        self.stepped = False
+        """Whether the update that is being made has moved the center's optimiser."""
         self._round: list[Commit] = []
         self._owed: dict[int, _Pending] = {}
         self._incarnations = [0] * workers
         self._refusals = [0] * workers
         self._sitting_at_restore: set[int] = set()
 
-    def _make_state(
-        self, index: int, start: Vector, buffers: Vector | None, integers: Vector | None, allocate: Allocate
-    ) -> State:
-        state = State(
-            value=allocate(f"value{index}", start.numel(), start.dtype),
-            buffers=allocate(f"buffers{index}", 0 if buffers is None else buffers.numel(), start.dtype),
-            integers=allocate(f"integers{index}", 0 if integers is None else integers.numel(), torch.int64),
-            slots={name: allocate(f"{name}{index}", start.numel(), start.dtype) for name in self.scheme.center_slots},
-            numbers=allocate(f"numbers{index}", 1 + self.workers, torch.int64),
-        )
-        state.value.copy_(start)
-        if buffers is not None:
-            state.buffers.copy_(buffers)
-        if integers is not None:
-            state.integers.copy_(integers)
-        return state
-
     # -- what others may read -------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
         """The current buffer."""
-        return self._states[int(self.control[0]) & 1]
+        return self._states.now
 
     @property
     def value(self) -> Vector:
@@ -150,11 +124,11 @@ class Center:
     @property
     def clock(self) -> int:
         """Updates applied so far."""
-        return int(self.state.numbers[0])
+        return self.state.clock
 
     def last(self, worker: int) -> int:
         """The sequence of the worker's last applied commit."""
-        return int(self.state.numbers[1 + worker])
+        return self.state.last(worker)
 
     @property
     def working(self) -> list[int]:
@@ -203,14 +177,13 @@ class Center:
     def receive(self, commit: Commit) -> list[Reply]:
         """Take one commit: exactly once, only if it is sound, and apply the round that it completes."""
         self._check_rank(commit.worker)
-        state = self.state
-        lo, hi = (0, 0) if self.scheme.aliased else self._part(commit.part)
+        lo, hi = (0, 0) if self.scheme.aliased else self.part(commit.part)
         if commit.value.numel() != hi - lo:
             raise UsageError(
                 f"Worker {commit.worker} committed {commit.value.numel():,} values, but the center has {hi - lo:,}. "
                 "Every worker must build the same model."
             )
-        if commit.sequence <= int(state.numbers[1 + commit.worker]) or any(
+        if commit.sequence <= self.last(commit.worker) or any(
             c.worker == commit.worker and c.sequence == commit.sequence for c in self._round
         ):
             self.counts.duplicates += 1
@@ -278,26 +251,16 @@ class Center:
         clock = self.clock
         for commit in commits:
             commit.staleness = clock - commit.version
-        now, spare = self.state, self._states[1 - (int(self.control[0]) & 1)]
-        self._stepped = False
-        self.control[1] = int(self.control[0]) + 2  # from here on a reader of the spare must try again
-        if self.homes:
-            sound = self._move(now, spare, commits[0])
-        else:
-            sound = self.scheme.aliased or self._compute(now, spare, commits)
-        if not sound:
-            if self._stepped:
+        self.stepped = False
+        if not update.write(self, *self._states.begin(), commits):
+            if self.stepped:
                 raise Diverged(
                     f"Training diverged: update {clock + 1} would have made the center infinite. Lower the learning rate."
                 )
             return False
-        self._average_buffers(now, spare, commits)
-        spare.numbers.copy_(now.numbers)
-        spare.numbers[0] = clock + 1
         for commit in commits:
-            spare.numbers[1 + commit.worker] = commit.sequence
             self.leases.retire(commit.worker, commit.batches)
-        self.control[0] = int(self.control[0]) + 1
+        self._states.flip(commits)
         for commit in commits:
             self._note(commit)
             if self.scheme.held and commit.worker in self._owed:
@@ -307,57 +270,6 @@ class Center:
                 owed.placed = owed.own and bool(self.homes)
                 owed.version = clock + 1
         return True
-
-    def _compute(self, now: State, spare: State, commits: list[Commit]) -> bool:
-        lo, hi = self._part(commits[0].part)
-        if (lo, hi) != (0, now.value.numel()):
-            spare.value.copy_(now.value)
-            for name, slot in spare.slots.items():
-                slot.copy_(now.slots[name])
-        size = BLOCK if self.scheme.elementwise else max(1, hi - lo)
-        for start in range(lo, max(hi, lo + 1), size):
-            stop = min(start + size, hi)
-            view = View(self, now, spare, start, stop)
-            if self._twins:
-                view.twin = self.answers[commits[0].worker][start:stop]
-            try:
-                answer = self.scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
-            except NotFinite:
-                return False
-            view.settle()
-            if not view.finite:
-                return False
-            if isinstance(answer, list):
-                if self.scheme.answers != "own" or len(answer) != len(commits):
-                    raise UsageError(
-                        f"{type(self.scheme).__name__}.apply returned {len(answer)} answers for {len(commits)} commits; it "
-                        'must return center.value, or, with answers = "own", one vector for each commit.'
-                    )
-                for commit, mine in zip(commits, answer, strict=True):
-                    self.answers[commit.worker][start:stop].copy_(mine)
-            elif self.answers and self.scheme.held and not view.twinned:
-                for commit in commits:
-                    self.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
-        if self.scheme.parts > 1 and self.answers and self.scheme.answers == "center":
-            for commit in commits:
-                self.answers[commit.worker].copy_(spare.value)
-        return True
-
-    def _move(self, now: State, spare: State, commit: Commit) -> bool:
-        """The whole exchange of a scaled movement in one pass over the worker's weights and its anchor."""
-        anchor, weights = self.answers[commit.worker], self.homes[commit.worker]
-        return kernels.move(spare.value, anchor, weights, now.value, self.scheme.scale(commit))
-
-    def _average_buffers(self, now: State, spare: State, commits: list[Commit]) -> None:
-        if now.buffers.numel():
-            spare.buffers.copy_(now.buffers)
-            share = 1.0 / max(len(commits), len(self.live), 1)
-            for commit in commits:
-                if commit.buffers is not None:
-                    spare.buffers.add_(commit.buffers - now.buffers, alpha=share)
-        if now.integers.numel():
-            latest = next((c.integers for c in reversed(commits) if c.integers is not None), None)
-            spare.integers.copy_(now.integers if latest is None else latest)
 
     def _note(self, commit: Commit) -> None:
         self._refusals[commit.worker] = 0
@@ -448,7 +360,8 @@ class Center:
         if not 0 <= worker < self.workers:
             raise UsageError(f"Worker {worker} is unknown: this run has workers 0 to {self.workers - 1}.")
 
-    def _part(self, part: int) -> tuple[int, int]:
+    def part(self, part: int) -> tuple[int, int]:
+        """From where to where a fragment goes."""
         length, parts = self.state.value.numel(), self.scheme.parts
         return length * part // parts, length * (part + 1) // parts
 
@@ -465,16 +378,14 @@ class Center:
 
     def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """A consistent copy: tensors, and plain numbers. Commits that wait in a round are not in it."""
-        state = self.state
-        tensors = {"value": state.value.clone(), "buffers": state.buffers.clone(), "integers": state.integers.clone()}
-        tensors |= {f"slot.{name}": slot.clone() for name, slot in state.slots.items()}
+        tensors = self.state.tensors()
         if self.scheme.remembers or self.scheme.answers == "own":
             tensors |= {f"answer.{k}": answer.clone() for k, answer in enumerate(self.answers)}
         if self.optimizer is not None:
             tensors |= {f"optimizer.{name}": t.clone() for name, t in self.optimizer.state().items()}
         numbers = {
             "clock": self.clock,
-            "ledger": state.numbers[1:].tolist(),
+            "ledger": self.state.numbers[1:].tolist(),
             "leases": self.leases.state(),
             "counts": vars(self.counts).copy(),
             "commits_of": list(self.commits_of),
@@ -484,14 +395,8 @@ class Center:
 
     def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Go on from a snapshot. What was leased when it was taken is to be done again."""
-        for state in self._states:
-            state.value.copy_(tensors["value"])
-            state.buffers.copy_(tensors["buffers"])
-            state.integers.copy_(tensors["integers"])
-            for name, slot in state.slots.items():
-                slot.copy_(tensors[f"slot.{name}"])
-            state.numbers[0] = numbers["clock"]
-            state.numbers[1:] = torch.tensor(numbers["ledger"], dtype=torch.int64)
+        for state in self._states.both:
+            state.load(tensors, numbers["clock"], numbers["ledger"])
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
         if self.optimizer is not None:
@@ -503,10 +408,3 @@ class Center:
         self.counts = Counts(**numbers["counts"])
         self.commits_of = list(numbers["commits_of"])
         self._sitting_at_restore = set(numbers["sitting"])
-
-
-def _narrow(commit: Commit, lo: int, hi: int) -> Commit:
-    if hi - lo == commit.value.numel():
-        return commit
-    also = {name: vector[lo:hi] for name, vector in commit.also.items()}
-    return changed(commit, value=commit.value[lo:hi], also=also)

@@ -5,26 +5,23 @@ from __future__ import annotations
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from dataclasses import replace as changed
-from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from paragrad import center as center_module
+from paragrad import update
+from paragrad.bowl import SIZE, Bowl
 from paragrad.data.plan import Plan
-from paragrad.data.source import Arrays, Source
+from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial, same
 from paragrad.errors import ParagradError
 from paragrad.job import Job
-from paragrad.learners.learner import Step
 from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import Commit, Vector
+from paragrad.types import Commit
 
-SIZE = 7
 ROWS = 42
 """11 mini-batches: they divide evenly among no number of workers that is tried."""
 BATCH = 4
@@ -33,77 +30,6 @@ EPOCHS = 3
 
 class LawBroken(ParagradError, AssertionError):
     """A scheme does not obey a law."""
-
-
-@dataclass
-class Bowl:
-    """A learner without a network: f(w) = mean over rows of ½ Σ hⱼ (wⱼ - xⱼ)², plain SGD, in float64."""
-
-    lr: float = 0.05
-    weights: Vector = field(default_factory=lambda: torch.linspace(-1.0, 2.0, SIZE, dtype=torch.float64))
-    buffers: Vector = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
-    integers: Vector = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    curvature: Vector = field(default_factory=lambda: torch.linspace(0.5, 1.5, SIZE, dtype=torch.float64))
-
-    def _slope(self, batch: Any) -> tuple[Vector, Step]:
-        gap = self.weights - batch
-        loss = float((0.5 * self.curvature * gap**2).sum(1).mean())
-        return (self.curvature * gap).mean(0), Step(loss, float(len(batch)))
-
-    def step(self, batch: Any) -> Step:
-        slope, step = self._slope(batch)
-        self.weights.sub_(self.lr * slope)
-        return step
-
-    def gradient(self, batch: Any, out: Vector, accumulate: float = 0.0) -> Step:
-        slope, step = self._slope(batch)
-        out.copy_(slope if not accumulate else torch.lerp(out, slope, step.weight / (accumulate + step.weight)))
-        return step
-
-    def evaluate(self, source: Source, batch_size: int) -> dict[str, float]:
-        return {"loss": self._slope(source.batch(torch.arange(len(source)).numpy()))[1].loss}
-
-    def center_optimizer(self) -> _Descent:
-        return _Descent(self.lr)
-
-    aliasable: bool = True
-
-    def alias(self, vector: Vector) -> None:
-        self.weights = vector
-
-    def scatter(self, seed: int) -> None:
-        self.weights.copy_(torch.randn(SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
-
-    def spread(self) -> bool:
-        return False
-
-    def collect(self) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        pass
-
-
-@dataclass
-class _Descent:
-    """The center's side of the same: plain SGD."""
-
-    lr: float
-
-    def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
-        vector.sub_(self.lr * scale * gradient)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        pass
 
 
 def check_scheme(scheme: Scheme, *, plain: bool = False) -> None:
@@ -248,7 +174,7 @@ def blocks_are_as_good_as_the_whole(scheme: Scheme) -> None:
     if not scheme.elementwise:
         return
     whole = _run(scheme, 2).center.value
-    with patch.object(center_module, "BLOCK", 3):
+    with patch.object(update, "BLOCK", 3):
         blocks = _run(scheme, 2).center.value
     assert same(whole, blocks), "elementwise = True, but in blocks of 3 elements the center ends elsewhere"
 

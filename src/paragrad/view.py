@@ -11,6 +11,7 @@ import torch
 from paragrad import kernels
 from paragrad.errors import UsageError
 from paragrad.replica import Slots
+from paragrad.state import State
 from paragrad.types import Commit, Vector
 
 if TYPE_CHECKING:
@@ -19,18 +20,6 @@ if TYPE_CHECKING:
 
 class NotFinite(Exception):
     """What was to be applied is not finite; nothing has been changed."""
-
-
-@dataclass
-class State:
-    """One of the two buffers."""
-
-    value: Vector
-    buffers: Vector
-    integers: Vector
-    slots: dict[str, Vector]
-    numbers: torch.Tensor
-    """The clock, then the last applied sequence of each worker."""
 
 
 @dataclass
@@ -55,7 +44,7 @@ class View:
 
     @property
     def clock(self) -> int:
-        return int(self.now.numbers[0])
+        return self.now.clock
 
     @property
     def live(self) -> int:
@@ -136,7 +125,7 @@ class View:
         if self.center.optimizer is None:
             raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center was given no optimiser.")
         value = self.value
-        self.center._stepped = True
+        self.center.stepped = True
         self.center.optimizer.step(value, gradient, scale)
 
     @property

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paragrad as pg
-from paragrad.check import Bowl, LawBroken
+from paragrad.bowl import Bowl
+from paragrad.check import LawBroken
 from paragrad.data.leases import Leases
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays

@@ -9,8 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,9 +18,9 @@ import torch
 from paragrad import kernels
 from paragrad.center import Center
 from paragrad.data.leases import Leases
-from paragrad.engines import processes
-from paragrad.engines.localworker import Post, evaluator_main, worker_main
-from paragrad.engines.notes import Notes
+from paragrad.engines import children, processes
+from paragrad.engines.children import Child, Watch
+from paragrad.engines.localworker import Post
 from paragrad.engines.processes import Fd
 from paragrad.engines.shared import Parcel, Segment
 from paragrad.engines.slot import MESSAGE, Op, Slot
@@ -93,23 +93,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass
-class _Member:
-    """One child process and what is known of it."""
-
-    process: BaseProcess
-    notes: Notes
-    incarnation: int = 0
-    commits: int = 0
-    deaths: int = 0
-    ready: bool = False
-    finished: bool = False
-    lost_at: float | None = None
-    stopped_at: float | None = None
-    given_up: bool = False
-    error: dict[str, Any] | None = field(default=None)
-
-
 class _Crew:
     """The parent's side of one run: starts workers, applies their commits in the order of the pipe, replaces the lost."""
 
@@ -120,7 +103,7 @@ class _Crew:
         self._segment = Segment()
         plan, scheme = job.plan, job.scheme
         stolen = session.run.shards == "stolen" or (session.run.shards == "auto" and scheme.quorum(engine.workers) == 1)
-                if scheme.aliased and (engine.device != "cpu" or not is_aliasable(learner)):
+        if scheme.aliased and (engine.device != "cpu" or not is_aliasable(learner)):
             raise UsageError(
                 f"The workers of {type(scheme).__name__} share their weights, which must be of one type and in main memory: "
                 "use a float32 model and device='cpu'."
@@ -159,12 +142,11 @@ class _Crew:
         os.set_blocking(self._mouth, True)
         self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(engine.workers + 1)]
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._members: list[_Member] = []
-        self._evaluator: _Member | None = None
-        self._poll = select.poll()
-        self._what: dict[int, tuple[str, int]] = {}
-        self._watch(self._messages, "messages", 0)
-        self._watch(self._wake, "wake", 0)
+        self._members: list[Child] = []
+        self._evaluator: Child | None = None
+        self._watch = Watch()
+        self._watch.add(self._messages, "messages")
+        self._watch.add(self._wake, "wake")
         self._begun = False
         self._checkpoint_asked = False
         self._partial = b""
@@ -224,13 +206,7 @@ class _Crew:
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and see to it."""
-        timeout = min(TICK, self.session.next_due())
-        due = [(fd, self._what.get(fd)) for fd, _ in self._poll.poll(max(1, timeout * 1000))]
-        for fd, what in due:
-            # Seeing to one may close the descriptor of another, and a replacement be given the same number.
-            if what is None or self._what.get(fd) is not what:
-                continue
-            kind, rank = what
+        for fd, kind, rank in self._watch.wait(min(TICK, self.session.next_due())):
             if kind == "messages":
                 self._hear()
             elif kind == "wake":
@@ -308,15 +284,9 @@ class _Crew:
 
     # -- children -------------------------------------------------------------------------------------------
 
-    def _start(self, rank: int, *, incarnation: int, evaluator: bool = False) -> _Member:
-        logs = self.session.directory / "logs"
-        logs.mkdir(exist_ok=True)
-        name = "evaluator" if evaluator else f"worker-{rank}"
-        notes = Notes()
-        log = os.open(logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        post = Post(
-            rank=rank,
-            incarnation=incarnation,
+    def _start(self, rank: int, *, incarnation: int, evaluator: bool = False) -> Child:
+        fill = partial(
+            Post,
             workers=self.engine.workers,
             threads=1 if evaluator else self.engine.threads_each,
             device=self.engine.device,
@@ -327,18 +297,14 @@ class _Crew:
             layout=self._segment.layout,
             messages=Fd(self._mouth),
             doorbell=Fd(self._doorbells[rank]),
-            notes=Fd(notes.mouth),
-            log=Fd(log),
             window=self._window,
         )
-        process = processes.start(evaluator_main if evaluator else worker_main, post, name=f"paragrad-{name}")
-        os.close(log)
-        notes.seal()
-        self._watch(process.sentinel, "death", rank)
-        self._watch(notes.fd, "notes", rank)
+        child = children.start(
+            fill, rank, self._watch, self.session.directory / "logs", incarnation=incarnation, evaluator=evaluator
+        )
         if not evaluator:
-            self.session.emit("worker", rank=rank, pid=process.pid, incarnation=incarnation)
-        return _Member(process, notes, incarnation=incarnation)
+            self.session.emit("worker", rank=rank, pid=child.process.pid, incarnation=incarnation)
+        return child
 
     def _on_notes(self, rank: int) -> None:
         member = self._evaluator if rank == self.engine.workers else self._members[rank]
@@ -349,16 +315,16 @@ class _Crew:
             elif "found" in message:
                 self.session.validated(message["found"], message["clock"], message["seconds"])
         if member.notes.ended:
-            self._unwatch(member.notes.fd)
+            self._watch.drop(member.notes.fd)
 
     def _on_death(self, rank: int) -> None:
         if rank == self.engine.workers:
             self._on_evaluator_death()
             return
         member = self._members[rank]
-        self._unwatch(member.process.sentinel)
+        self._watch.drop(member.process.sentinel)
         self._on_notes(rank)
-        self._unwatch(member.notes.fd)
+        self._watch.drop(member.notes.fd)
         self._hear_all()
         member.process.join()
         code = member.process.exitcode
@@ -396,8 +362,8 @@ class _Crew:
         member = self._evaluator
         assert member is not None
         self._on_notes(self.engine.workers)
-        self._unwatch(member.process.sentinel)
-        self._unwatch(member.notes.fd)
+        self._watch.drop(member.process.sentinel)
+        self._watch.drop(member.notes.fd)
         member.process.join()
         why = member.error["error"] if member.error else processes.describe_exit(member.process.exitcode)
         member.notes.close()
@@ -416,11 +382,3 @@ class _Crew:
 
     def _is_done(self, rank: int) -> bool:
         return rank not in self.center.live
-
-    def _watch(self, fd: int, kind: str, rank: int) -> None:
-        self._what[fd] = (kind, rank)
-        self._poll.register(fd, select.POLLIN)
-
-    def _unwatch(self, fd: int) -> None:
-        if self._what.pop(fd, None) is not None:
-            self._poll.unregister(fd)

@@ -61,9 +61,9 @@ class Post:
     layout: dict[str, tuple[int, int, torch.dtype]]
     messages: Fd
     doorbell: Fd
+    window: int
     notes: Fd
     log: Fd
-    window: int
 
 
 def worker_main(post: Post) -> None:

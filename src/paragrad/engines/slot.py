@@ -8,8 +8,8 @@ from enum import IntEnum
 
 import torch
 
-from paragrad.center import Allocate
 from paragrad.schemes.scheme import Scheme
+from paragrad.state import Allocate
 from paragrad.types import Batches, Commit, Reply, Vector
 
 

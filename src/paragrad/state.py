@@ -1,0 +1,110 @@
+"""The center's state in two buffers and a flip: whoever reads it, whenever its writer is killed, finds one whole state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from paragrad.types import Commit, Vector
+
+Allocate: TypeAlias = Callable[[str, int, torch.dtype], Vector]
+"""(name, length, dtype) -> zeros; an engine gives shared memory here."""
+
+
+def private(name: str, length: int, dtype: torch.dtype) -> Vector:
+    """Ordinary memory of this process."""
+    return torch.zeros(length, dtype=dtype)
+
+
+@dataclass
+class State:
+    """One of the two buffers."""
+
+    value: Vector
+    buffers: Vector
+    integers: Vector
+    slots: dict[str, Vector]
+    numbers: torch.Tensor
+    """The clock, then the last applied sequence of each worker."""
+
+    @property
+    def clock(self) -> int:
+        """Updates applied so far."""
+        return int(self.numbers[0])
+
+    def last(self, worker: int) -> int:
+        """The sequence of the worker's last applied commit."""
+        return int(self.numbers[1 + worker])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Copies of what a checkpoint holds of it."""
+        named = {"value": self.value, "buffers": self.buffers, "integers": self.integers}
+        named |= {f"slot.{name}": slot for name, slot in self.slots.items()}
+        return {name: tensor.clone() for name, tensor in named.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], clock: int, ledger: Sequence[int]) -> None:
+        """The inverse of ``tensors``, with the numbers."""
+        self.value.copy_(tensors["value"])
+        self.buffers.copy_(tensors["buffers"])
+        self.integers.copy_(tensors["integers"])
+        for name, slot in self.slots.items():
+            slot.copy_(tensors[f"slot.{name}"])
+        self.numbers.copy_(torch.tensor([clock, *ledger], dtype=torch.int64))
+
+
+class TwoBuffers:
+    """The state that is read, and the one that is written next. ``control`` counts the flips, and announces a write."""
+
+    def __init__(
+        self,
+        start: Vector,
+        buffers: Vector | None,
+        integers: Vector | None,
+        *,
+        slots: Sequence[str],
+        workers: int,
+        aliased: bool,
+        allocate: Allocate,
+    ) -> None:
+        self.control = allocate("control", 2, torch.int64)
+        self.both = [
+            State(
+                value=allocate(f"value{i}", start.numel(), start.dtype),
+                buffers=allocate(f"buffers{i}", 0 if buffers is None else buffers.numel(), start.dtype),
+                integers=allocate(f"integers{i}", 0 if integers is None else integers.numel(), torch.int64),
+                slots={name: allocate(f"{name}{i}", start.numel(), start.dtype) for name in slots},
+                numbers=allocate(f"numbers{i}", 1 + workers, torch.int64),
+            )
+            for i in (0, 1)
+        ]
+        for state in self.both:
+            state.value.copy_(start)
+            if buffers is not None:
+                state.buffers.copy_(buffers)
+            if integers is not None:
+                state.integers.copy_(integers)
+        if aliased:
+            self.both[1].value = self.both[0].value
+
+    @property
+    def now(self) -> State:
+        """The state that is read."""
+        return self.both[int(self.control[0]) & 1]
+
+    def begin(self) -> tuple[State, State]:
+        """The state now, and the spare one to write the next into: from here on a reader of the spare must try again."""
+        flips = int(self.control[0])
+        self.control[1] = flips + 2
+        return self.both[flips & 1], self.both[1 - (flips & 1)]
+
+    def flip(self, commits: Sequence[Commit]) -> None:
+        """The spare, its value and slots written, becomes the state that is read: one number is moved."""
+        now, spare = self.now, self.both[1 - (int(self.control[0]) & 1)]
+        spare.numbers.copy_(now.numbers)
+        spare.numbers[0] = now.clock + 1
+        for commit in commits:
+            spare.numbers[1 + commit.worker] = commit.sequence
+        self.control[0] = int(self.control[0]) + 1

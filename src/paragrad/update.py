@@ -1,0 +1,92 @@
+"""One update of the center: what a round of commits makes of its next state."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from typing import TYPE_CHECKING
+
+from paragrad import kernels
+from paragrad.errors import UsageError
+from paragrad.state import State
+from paragrad.types import Commit
+from paragrad.view import NotFinite, View
+
+if TYPE_CHECKING:
+    from paragrad.center import Center
+
+BLOCK = 131_072
+"""Elements that an element-wise scheme is run on at a time: a few such blocks fit a core's cache."""
+
+
+def write(center: Center, now: State, spare: State, commits: list[Commit]) -> bool:
+    """Write the next state into the spare, and the workers' answers; False where it is not finite."""
+    if center.homes:
+        sound = _move(center, now, spare, commits[0])
+    else:
+        sound = center.scheme.aliased or _apply(center, now, spare, commits)
+    if sound:
+        _average_buffers(center, now, spare, commits)
+    return sound
+
+
+def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> bool:
+    """The scheme's own ``apply``, on the whole vector or block by block."""
+    scheme = center.scheme
+    lo, hi = center.part(commits[0].part)
+    if (lo, hi) != (0, now.value.numel()):
+        spare.value.copy_(now.value)
+        for name, slot in spare.slots.items():
+            slot.copy_(now.slots[name])
+    size = BLOCK if scheme.elementwise else max(1, hi - lo)
+    for start in range(lo, max(hi, lo + 1), size):
+        stop = min(start + size, hi)
+        view = View(center, now, spare, start, stop)
+        if center.twins:
+            view.twin = center.answers[commits[0].worker][start:stop]
+        try:
+            answer = scheme.apply(view, [_narrow(c, start - lo, stop - lo) for c in commits])
+        except NotFinite:
+            return False
+        view.settle()
+        if not view.finite:
+            return False
+        if isinstance(answer, list):
+            if scheme.answers != "own" or len(answer) != len(commits):
+                raise UsageError(
+                    f"{type(scheme).__name__}.apply returned {len(answer)} answers for {len(commits)} commits; it "
+                    'must return center.value, or, with answers = "own", one vector for each commit.'
+                )
+            for commit, mine in zip(commits, answer, strict=True):
+                center.answers[commit.worker][start:stop].copy_(mine)
+        elif center.answers and scheme.held and not view.twinned:
+            for commit in commits:
+                center.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
+    if scheme.parts > 1 and center.answers and scheme.answers == "center":
+        for commit in commits:
+            center.answers[commit.worker].copy_(spare.value)
+    return True
+
+
+def _move(center: Center, now: State, spare: State, commit: Commit) -> bool:
+    """The whole exchange of a scaled movement in one pass over the worker's weights and its anchor."""
+    anchor, weights = center.answers[commit.worker], center.homes[commit.worker]
+    return kernels.move(spare.value, anchor, weights, now.value, center.scheme.scale(commit))
+
+
+def _average_buffers(center: Center, now: State, spare: State, commits: list[Commit]) -> None:
+    if now.buffers.numel():
+        spare.buffers.copy_(now.buffers)
+        share = 1.0 / max(len(commits), len(center.live), 1)
+        for commit in commits:
+            if commit.buffers is not None:
+                spare.buffers.add_(commit.buffers - now.buffers, alpha=share)
+    if now.integers.numel():
+        latest = next((c.integers for c in reversed(commits) if c.integers is not None), None)
+        spare.integers.copy_(now.integers if latest is None else latest)
+
+
+def _narrow(commit: Commit, lo: int, hi: int) -> Commit:
+    if hi - lo == commit.value.numel():
+        return commit
+    also = {name: vector[lo:hi] for name, vector in commit.also.items()}
+    return changed(commit, value=commit.value[lo:hi], also=also)
