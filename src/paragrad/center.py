@@ -50,6 +50,14 @@ class _Pending:
     """The clock of a round that has nothing for this worker."""
 
 
+def check_quorum(scheme: Scheme, workers: int) -> int:
+    """How many commits make a round; raises where so many workers cannot bring them."""
+    quorum = scheme.quorum(workers)
+    if not 1 <= quorum <= workers:
+        raise UsageError(f"{scheme!r} needs a quorum of {quorum} commits from {workers} workers; it must be 1 to {workers}.")
+    return quorum
+
+
 class Center:
     """The one thing that is changed in place, and only by ``join``, ``receive`` and ``leave``.
 
@@ -68,11 +76,7 @@ class Center:
         optimizer: VectorOptimizer | None = None,
         allocate: Allocate = private,
     ) -> None:
-        quorum = scheme.quorum(workers)
-        if not 1 <= quorum <= workers:
-            raise UsageError(
-                f"{scheme!r} needs a quorum of {quorum} commits from {workers} workers; it must be 1 to {workers}."
-            )
+        quorum = check_quorum(scheme, workers)
         self.scheme = scheme
         self.workers = workers
         self.leases = leases

@@ -45,6 +45,7 @@ class Replica:
     ``center``  the center as last seen
     ``at_send`` the weights when the last commit left, where steps were made since; else None
     ``sent``    the value of the last commit, as the center decodes it
+    ``steps``   local steps of this window so far; ``total``: of this worker's life
     ``moved``   length of the last local step; ``busy``: whether the center had a queue then (both only
                 for schemes with ``go_on``)
     """
@@ -63,6 +64,7 @@ class Replica:
         self.slots = Slots({name: torch.zeros_like(weights) for name in slots})
         self.version = 0
         self.steps = 0
+        self.total = 0
         self.commits = 0
         self.by_reference = False
         """The center can read ``local`` and ``anchor`` itself: the difference is left to it."""

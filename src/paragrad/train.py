@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paragrad import __version__, losses, options
-from paragrad.center import Center
+from paragrad.center import Center, check_quorum
 from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.directory import RunDirectory
@@ -93,6 +93,7 @@ def train(
     job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH)
     learner = make_learner("cpu")
     job.check(learner)
+    check_quorum(scheme, engine.workers)
     if isinstance(learner, TorchLearner) and isinstance(model, nn.Module):
         _check_fit(learner, parts)
     if run.stop.looks and parts.validation is None:

@@ -41,8 +41,8 @@ class Window:
     """Run local steps (or take a gradient) on these mini-batches."""
 
     batches: Batches
-    first: bool = True
-    """False: the window has begun already, or goes on while a commit is in flight."""
+    anew: bool = True
+    """Begin from the replica's weights; False: go on from where the last piece ended, perhaps with a commit in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +101,30 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
     while not reply.done or leased:
         scheme.begin(me)
         me.steps = window.steps
+        anew = not used
         while leased and window.steps < max(reply.steps, 1):
             count = 1 if scheme.early else reply.steps - window.steps
+            if scheme.fetch is not None:
+                if used and me.total % scheme.fetch == 0:
+                    me.center = yield from _pull()
+                    scheme.pulled(me)
+                    anew = True
+                count = min(count, scheme.fetch - me.total % scheme.fetch)
             taken = tuple(leased[:count])
-            done = yield Window(taken, first=not used)
+            done = yield Window(taken, anew=anew)
+            anew = False
             assert isinstance(done, Done)
             del leased[:count]
             used += taken
             window.add(done)
+            me.total += done.steps
             me.steps, me.lr, me.moved, me.busy = window.steps, done.lr, done.moved, done.busy
             if scheme.early and not scheme.go_on(me):
                 break
         if not used:
             return
         if scheme.fresh:
-            center = yield Pull()
-            assert isinstance(center, torch.Tensor)
-            me.center = center
+            me.center = yield from _pull()
         last += 1
         before = {name: slot.clone() for name, slot in me.slots.items()}
         commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
@@ -126,10 +133,11 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
         if scheme.overlap and leased:
             me.at_send = me.local.clone()
             taken = tuple(leased[: scheme.overlap])
-            done = yield Window(taken, first=False)
+            done = yield Window(taken, anew=False)
             assert isinstance(done, Done)
             del leased[: scheme.overlap]
             window.add(done)
+            me.total += done.steps
             used += taken
         reply = yield Receive()
         assert isinstance(reply, Reply)
@@ -147,6 +155,12 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
             adopted = reply.version
             window, used, leased = Done(), [], list(reply.batches)
         me.at_send = None
+
+
+def _pull() -> Generator[Request, Answer, Vector]:
+    center = yield Pull()
+    assert isinstance(center, torch.Tensor)
+    return center
 
 
 def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incarnation: int, sequence: int) -> Commit:
@@ -181,8 +195,8 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
     """Answer a ``Window`` with one learner: its local steps, or the mean gradient into ``me.gradient``."""
     done = Done(lr=learner.lr)
     began = time.perf_counter()
-    coarse = learner.spread() if request.first or scheme.early else False
-    if coarse and request.first:
+    coarse = learner.spread() if request.anew or scheme.early else False
+    if coarse and request.anew:
         # The model holds the weights in a coarser type than the center: the window begins from what it holds.
         me.anchor = me.local.clone()
     for position in request.batches:

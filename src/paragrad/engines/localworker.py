@@ -187,7 +187,7 @@ class Exchange:
         )
         self.me.by_reference = home in post.layout
         self._seen = self._where_to_pull() if self._answer is None and not scheme.aliased else None
-        self._fresh = torch.empty_like(learner.weights) if scheme.fresh else None
+        self._fresh = torch.empty_like(learner.weights) if scheme.fresh or scheme.fetch else None
         self._waiting_for = -1 - post.incarnation
 
     def _where_to_pull(self) -> Vector:

@@ -111,7 +111,7 @@ class Serial:
                 answer: Answer = actor.reply
                 actor.reply = None
             else:
-                answer = self._answer(actor, request)
+                answer = self.answer(actor, request)
             try:
                 actor.request = actor.loop.send(answer)
             except StopIteration:
@@ -151,7 +151,8 @@ class Serial:
         ):
             self.meddled.append(f"applying wrote into the value of worker {commit.worker}'s commit")
 
-    def _answer(self, actor: _Actor, request: Request) -> Answer:
+    def answer(self, actor: _Actor, request: Request) -> Answer:
+        """Do what the worker's loop asks for, where that is not a matter of waiting."""
         match request:
             case Window():
                 self.steps_run += len(request.batches)

@@ -104,6 +104,15 @@ class Scheme:
         return 0
 
     @property
+    def fetch(self) -> int | None:
+        """Pull the center after every so many of a worker's steps, inside a window too (see ``pulled``); None: never."""
+        return None
+
+    def pulled(self, me: Replica) -> None:
+        """The center was pulled inside a window, into ``me.center``: set aside what was moved so far, and go on from it."""
+        raise NotImplementedError(f"{type(self).__name__} fetches inside a window, so it must write pulled().")
+
+    @property
     def early(self) -> bool:
         """Ask ``go_on`` after each local step."""
         return False
@@ -176,7 +185,7 @@ class Scheme:
             all(getattr(type(self), name) is getattr(Scheme, name) for name in own)
             and self.ships == "movement"
             and self.held
-            and not (self.sends or self.fresh or self.overlap or self.remembers or self.aliased or self.apart)
+            and not (self.sends or self.fresh or self.fetch or self.overlap or self.remembers or self.aliased or self.apart)
             and self.parts == 1
         )
 
