@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paragrad.schemes.aeasgd import AEASGD as AEASGD
     from paragrad.schemes.agn import AGN as AGN
+    from paragrad.schemes.deandownpour import DeanDownpour as DeanDownpour
     from paragrad.schemes.diloco import DiLoCo as DiLoCo
     from paragrad.schemes.downpour import Downpour as Downpour
     from paragrad.schemes.modelaveraging import ModelAveraging as ModelAveraging
@@ -18,6 +19,7 @@ TABLE = {
     "SyncSGD": "syncsgd",
     "ModelAveraging": "modelaveraging",
     "Downpour": "downpour",
+    "DeanDownpour": "deandownpour",
     "AGN": "agn",
     "AEASGD": "aeasgd",
     "DiLoCo": "diloco",

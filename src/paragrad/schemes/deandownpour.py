@@ -1,0 +1,80 @@
+"""DeanDownpour: Downpour as it was published, with Adagrad at the center, pulls of their own, and a warm start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paragrad.errors import UsageError
+from paragrad.replica import Replica
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import CenterView, Commit, Reply, Vector
+
+
+@dataclass(frozen=True)
+class DeanDownpour(Scheme):
+    """G = -d / η;  s <- s + G²;  c <- c - γ G / (√s + ε);  the worker takes c every ``fetch`` steps.
+
+    Dean et al., *Large Scale Distributed Deep Networks* (NIPS 2012), section 4.1 and algorithm 7.1: G is the sum of the
+    gradients of ``window`` steps (their n_push), ``fetch`` their n_fetch, each element has a learning rate of its own, and
+    a single worker makes the first ``warm`` updates. The local optimiser must be plain SGD (``sgd:lr=...``): G is its movement
+    divided by its rate.
+
+    Choose it where Downpour is wanted with many workers: Adagrad's falling rates keep it stable.
+    Not for long runs that need large steps late: s only grows.
+    """
+
+    rate: float = 0.01
+    """γ: Adagrad's learning rate at the center."""
+    fetch: int | None = None
+    """Steps between pulls; None: the center comes with the answer to each commit."""
+    warm: int = 0
+    """Updates that one worker makes alone before the others begin."""
+    epsilon: float = 1e-10
+
+    center_slots = ("squares",)
+    worker_slots = ("accrued",)
+    elementwise = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rate <= 0 or self.epsilon <= 0:
+            raise UsageError(f"rate={self.rate}, epsilon={self.epsilon}, but DeanDownpour needs both above 0.")
+        if self.fetch is not None and self.fetch < 1:
+            raise UsageError(
+                f"fetch={self.fetch}, but a worker makes at least 1 step between pulls; None pulls with each answer."
+            )
+        if self.warm < 0:
+            raise UsageError(f"warm={self.warm}, but it is a number of updates; 0 lets all workers begin at once.")
+
+    def waits(self, center: CenterView, worker: int) -> bool:
+        if center.clock < self.warm:
+            return worker != min(center.working, default=worker)
+        return super().waits(center, worker)
+
+    def begin(self, me: Replica) -> None:
+        me.slots["accrued"].zero_()
+
+    def pulled(self, me: Replica) -> None:
+        me.slots["accrued"] += me.local - me.anchor
+        me.local = me.center
+        me.anchor = me.local.clone()
+
+    def commit(self, me: Replica) -> Vector:
+        movement = me.local - me.anchor if self.fetch is None else me.slots["accrued"] + me.local - me.anchor
+        if me.lr <= 0:
+            raise UsageError(f"The local learning rate is {me.lr}, but DeanDownpour divides by it: use sgd with lr above 0.")
+        return movement / -me.lr
+
+    def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
+        squares = center.slots["squares"]
+        for commit in commits:
+            squares.addcmul_(commit.value, commit.value)
+            center.add(commit.value / (squares.sqrt() + self.epsilon), -self.rate)
+        return center.value
+
+    def adopt(self, me: Replica, reply: Reply) -> bool | None:
+        if self.fetch is not None and me.total % self.fetch:
+            me.anchor = me.local.clone()
+            return False
+        return super().adopt(me, reply)
