@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paragrad.engines import Local as Local
     from paragrad.errors import Diverged as Diverged
     from paragrad.errors import Interrupted as Interrupted
+    from paragrad.errors import NotWritten as NotWritten
     from paragrad.errors import ParagradError as ParagradError
     from paragrad.errors import UsageError as UsageError
     from paragrad.errors import WorkerError as WorkerError
@@ -58,6 +59,7 @@ _HOMES = {
     "WorkerError": "errors",
     "Diverged": "errors",
     "Interrupted": "errors",
+    "NotWritten": "errors",
     **{name: f"schemes.{module}" for name, module in schemes.TABLE.items()},
     **{name: f"engines.{module}" for module, name in engines.TABLE.values()},
 }

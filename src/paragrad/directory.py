@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from paragrad import checkpoint, options
@@ -68,13 +71,18 @@ class RunDirectory:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """run.toml: everything needed to repeat the run."""
-        options.write_config(self.path / "run.toml", config)
+        try:
+            with self._whole("run.toml") as aside:
+                options.write_config(aside, config)
+        except OSError as error:
+            raise UsageError(
+                f"The run directory {self.path} cannot be written to ({error.strerror}); make room, or give another out=."
+            ) from error
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """summary.json, whole or not at all."""
-        aside = self.path / ".summary.json.tmp"
-        aside.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        aside.rename(self.path / "summary.json")
+        """summary.json: what was measured."""
+        with self._whole("summary.json") as aside:
+            aside.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
     def save_model(self, learner: Learner) -> None:
         """model.safetensors: the module's own names, tied tensors once, aliases in the metadata."""
@@ -88,9 +96,22 @@ class RunDirectory:
                 aliases[name] = original
             else:
                 tensors[name] = tensor.detach().cpu().contiguous().clone()
-        aside = self.path / ".model.safetensors.tmp"
-        save_file(tensors, aside, metadata={"format": "pt", "aliases": json.dumps(aliases)})
-        aside.rename(self.path / "model.safetensors")
+        with self._whole("model.safetensors") as aside:
+            try:
+                save_file(tensors, aside, metadata={"format": "pt", "aliases": json.dumps(aliases)})
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+
+    @contextlib.contextmanager
+    def _whole(self, name: str) -> Iterator[Path]:
+        """A file that is written whole or not at all: what was there before stays on a full disk."""
+        aside = self.path / f".{name}.tmp"
+        try:
+            yield aside
+            aside.rename(self.path / name)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
 
 def _unused(path: Path) -> Path:

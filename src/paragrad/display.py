@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, max_seconds: float | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, force_terminal=False if _in_a_notebook() else None)
         self._quiet = quiet
         self._max_seconds = max_seconds
         self._live: Live | None = None
@@ -301,6 +302,12 @@ class Display:
         if len(self._workers) > ROWS:
             lines.append((f"\n   … and {len(self._workers) - ROWS} more", "dim"))
         return Text.assemble(*lines, no_wrap=True, overflow="ellipsis")
+
+
+def _in_a_notebook() -> bool:
+    """``!paragrad train`` in a notebook's cell is given a terminal, but the cell cannot move the cursor: a live view would
+    be drawn there again and again, one below the other. The names are what Jupyter and its kernel leave in the environment."""
+    return "JPY_PARENT_PID" in os.environ or "inline" in os.environ.get("MPLBACKEND", "")
 
 
 def number(value: float | None) -> str:

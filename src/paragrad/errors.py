@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class ParagradError(Exception):
@@ -36,6 +37,14 @@ class Interrupted(ParagradError, KeyboardInterrupt):
     def __init__(self, message: str, directory: str) -> None:
         super().__init__(message)
         self.directory = directory
+
+
+class NotWritten(ParagradError):
+    """The training is done, but the disk did not take the model or the summary; ``result`` holds both."""
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

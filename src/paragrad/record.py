@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,33 +15,59 @@ from paragrad.errors import UsageError
 from paragrad.types import Event
 
 FLUSH_EVERY = 0.5
+HELD = 32 << 20
+"""Bytes of lines that wait in memory for room on the disk; what comes after them is only counted."""
 
 
 class Record:
-    """Appends events to ``record.jsonl``; flushed every half second, and at the end."""
+    """Appends events to ``record.jsonl``; flushed every half second, and at the end.
+
+    What a full disk does not take waits in memory and is written when there is room: no line is torn, except the last
+    one of a run that ends meanwhile. Lines beyond ``HELD`` are left out, and an event ``gap`` says how many.
+    """
 
     def __init__(self, path: Path) -> None:
         _mend(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
+        self._waiting = bytearray()
+        self._left_out = 0
         self._flushed = time.monotonic()
+        self.error: OSError | None = None
+        """Why lines wait, where the last attempt to write them failed."""
 
     def write(self, event: Event) -> None:
         """One more line."""
-        line = {"event": event.kind, "time": round(event.time, 6), **event.data}
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        now = time.monotonic()
-        if event.kind != "commit" or now - self._flushed > FLUSH_EVERY:
-            self._file.flush()
-            self._flushed = now
+        if not self._left_out and len(self._waiting) < HELD:
+            self._append(event)
+        else:
+            self._left_out += 1
+        if event.kind != "commit" or time.monotonic() - self._flushed > FLUSH_EVERY:
+            self.flush()
+            if self._left_out and self.error is None:
+                self._append(Event("gap", event.time, {"lines": self._left_out}))
+                self._left_out = 0
 
     def flush(self) -> int:
         """Hand everything to the operating system; returns the descriptor, for whoever wants it on the disk."""
-        self._file.flush()
+        self._flushed = time.monotonic()
+        try:
+            while self._waiting:
+                # Exactly what was taken is forgotten: the next attempt goes on in the middle of the line.
+                del self._waiting[: os.write(self._file.fileno(), self._waiting)]
+            self.error = None
+        except OSError as error:
+            self.error = error
         return self._file.fileno()
 
     def close(self) -> None:
         """Write out what is left."""
-        self._file.close()
+        self.flush()
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _append(self, event: Event) -> None:
+        line = {"event": event.kind, "time": round(event.time, 6), **event.data}
+        self._waiting += json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def read(path: Path) -> Iterator[Event]:

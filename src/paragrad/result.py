@@ -24,6 +24,12 @@ class Result:
     stopped: str
     """Why it ended: finished, seconds, target, patience or callback."""
 
+    def __repr__(self) -> str:
+        """A line: a notebook shows what a cell ends with."""
+        figures = {"accuracy": self.accuracy, "loss": self.loss, "seconds": self.seconds}
+        known = "".join(f"{name}={value:.4g}, " for name, value in figures.items() if value is not None)
+        return f"Result({known}stopped={self.stopped!r}, directory={str(self.directory)!r})"
+
     @property
     def accuracy(self) -> float | None:
         """Accuracy on the validation rows, where there are any."""

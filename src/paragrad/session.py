@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -38,13 +39,18 @@ class Session:
         self._before = 0.0
         self._began: float | None = None
         self._ended: float | None = None
+        self.saved: int | None = None
+        """The update that the newest checkpoint is of."""
         self._record = Record(directory / "record.jsonl")
+        self._record_failed = False
+        self._record_again = False
         self._checkpoint_at = math.inf
         self._validate_at = math.inf
         self._best = math.inf
         self._no_better = 0
         self._writer: threading.Thread | None = None
         self._write_error: str | None = None
+        self._sync_error: OSError | None = None
 
     # -- time -----------------------------------------------------------------------------------------------
 
@@ -81,6 +87,7 @@ class Session:
             numbers = dict(self.resumed.numbers["center"])
             numbers["leases"] = {**numbers["leases"], "epochs": self.plan.epochs}
             center.restore(self.resumed.tensors, numbers)
+            self.saved = center.clock
             self.tally = Tally.from_state(self.resumed.numbers["tally"])
             self._before = self.resumed.numbers["seconds"]
             self.emit("resume", clock=center.clock, path=self.resumed.path.name, rows=self.tally.samples)
@@ -95,6 +102,24 @@ class Session:
         for callback in self.run.callbacks:
             if callback(event) is True and kind != "end":
                 self.stop("callback")
+        self._mind_the_record(self._record.error)
+
+    def _mind_the_record(self, error: OSError | None) -> None:
+        if error is not None and not self._record_failed:
+            self._record_failed = True
+            self._warn(
+                f"The record could not be written ({error}): training goes on without it, and checkpoints as far as there is "
+                "room. Make room on the disk, and the record goes on, too."
+            )
+        elif error is None and self._record_failed and not self._record_again:
+            self._record_again = True
+            self.emit("note", message="The record is written again.")
+
+    def _warn(self, message: str) -> None:
+        """Something could not be written. Where no callback listens, nobody would hear of it but for stderr."""
+        if not self.run.callbacks:
+            print(f"WARNING: {message}", file=sys.stderr, flush=True)
+        self.emit("warning", message=message)
 
     def stop(self, reason: str) -> None:
         """Ask for a clean stop; the first reason counts."""
@@ -190,8 +215,11 @@ class Session:
         def write() -> None:
             try:
                 os.fsync(record)
-                checkpoint.save(self.directory / "checkpoints", tensors, everything)
             except OSError as error:
+                self._sync_error = error
+            try:
+                checkpoint.save(self.directory / "checkpoints", tensors, everything)
+            except Exception as error:  # a full disk is an OSError here and a SafetensorError there
                 self._write_error = f"{type(error).__name__}: {error}"
 
         self._writer = threading.Thread(target=write, name="checkpoint")
@@ -205,12 +233,15 @@ class Session:
             return
         self._writer.join()
         self._writer = None
+        if self._sync_error is not None:
+            self._mind_the_record(self._sync_error)
+            self._record_again = True  # a later write that succeeds says nothing of what was lost here
+            self._sync_error = None
         if self._write_error is not None:
             error, self._write_error = self._write_error, None
-            self.emit(
-                "warning", message=f"Checkpoint {self._writing} could not be written ({error}); the one before it is kept."
-            )
+            self._warn(f"Checkpoint {self._writing} could not be written ({error}); the one before it is kept.")
         else:
+            self.saved = self._writing
             self.emit("checkpoint", clock=self._writing, path=f"checkpoints/{self._writing:010d}")
 
     def close(self) -> None:

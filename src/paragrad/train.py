@@ -18,7 +18,7 @@ from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.directory import RunDirectory
 from paragrad.engines.local import Local
-from paragrad.errors import Interrupted, ParagradError, UsageError
+from paragrad.errors import Interrupted, NotWritten, ParagradError, UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import Loss, Metric, TorchLearner, call, split
@@ -131,27 +131,33 @@ def train(
         if session.stopped == "interrupted":
             session.emit("end", reason="interrupted")
             raise Interrupted(
-                f"The run was stopped at update {center.clock} and has a checkpoint. Go on with "
-                f"pg.Run(out={str(directory.path)!r}, resume=True), or: paragrad train --resume {directory.path}",
-                str(directory.path),
+                f"The run was stopped at update {center.clock}{_how_to_go_on(session, center)}", str(directory.path)
             )
         trained = _trained(model, learner, center)
         found = _final_validation(session, learner, parts, center)
-        directory.save_model(learner)
         summary = _summary(facts, session, found)
-        directory.write_summary(summary)
-        reason = session.stopped or "finished"
-        session.emit("end", reason=reason, summary=summary)
+        result = Result(
+            model=trained,
+            directory=directory.path,
+            summary=summary,
+            staleness=session.tally.staleness,
+            history=session.tally.validations,
+            stopped=session.stopped or "finished",
+        )
+        try:
+            directory.save_model(learner)
+            directory.write_summary(summary)
+        except OSError as error:
+            session.emit("end", reason="not written")
+            raise NotWritten(
+                f"The training is done, but the model or its summary could not be written to {directory.path} ({error}). "
+                f"Make room on the disk. The run ended at update {center.clock}{_how_to_go_on(session, center)}",
+                result,
+            ) from error
+        session.emit("end", reason=result.stopped, summary=summary)
     finally:
         session.close()
-    return Result(
-        model=trained,
-        directory=directory.path,
-        summary=summary,
-        staleness=session.tally.staleness,
-        history=session.tally.validations,
-        stopped=reason,
-    )
+    return result
 
 
 # -- before ---------------------------------------------------------------------------------------------------------
@@ -292,6 +298,17 @@ def _trained(model: Any, learner: Learner, center: Center) -> Any:
     trained = copy.deepcopy(model)
     trained.load_state_dict(learner.module.state_dict())
     return trained
+
+
+def _how_to_go_on(session: Session, center: Center) -> str:
+    """The rest of a sentence about where a run ended: what is kept of it, and the command that goes on from there."""
+    out = session.directory
+    if session.saved is None:
+        return ", but no checkpoint of it could be written."
+    kept = (
+        " and has a checkpoint" if session.saved == center.clock else f"; its last checkpoint is that of update {session.saved}"
+    )
+    return f"{kept}. Go on with pg.Run(out={str(out)!r}, resume=True), or: paragrad train --resume {out}"
 
 
 def _final_validation(session: Session, learner: Learner, parts: load.Split, center: Center) -> dict[str, float]:
