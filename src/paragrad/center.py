@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from dataclasses import replace as changed
 from typing import Any
 
 import torch
@@ -200,7 +199,7 @@ class Center:
             return self._turn_away(commit, late=late)
         gathers = self.scheme.quorum(self.workers) > 1
         if gathers and not self.scheme.held:
-            commit = changed(commit, value=commit.value.clone(), also={k: v.clone() for k, v in commit.also.items()})
+            commit = commit.copied()  # its worker goes on meanwhile, and will lay its next one in the same place
         self._round.append(commit)
         self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock)
         return self._advance()
@@ -327,7 +326,7 @@ class Center:
             replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
         done = [reply.worker for reply in replies if reply.done]
         self.live.difference_update(done)
-        sitting = [owed for owed in self._owed.values() if owed.sits_out == self.clock]
+        sitting = [o for w, o in self._owed.items() if o.sits_out == self.clock and self.leases.remain(w)]
         if sitting and not replies and not any(self.leases.held(w) for w in self.live):
             for owed in sitting:
                 owed.sits_out = None  # there is nobody whose round they could sit out
@@ -393,6 +392,7 @@ class Center:
             "leases": self.leases.state(),
             "counts": vars(self.counts).copy(),
             "commits_of": list(self.commits_of),
+            "speeds": list(self.speeds),
             "sitting": [worker for worker, owed in self._owed.items() if owed.sits_out == self.clock],
         }
         return tensors, numbers
@@ -411,4 +411,5 @@ class Center:
             self.leases.give_back(worker)
         self.counts = Counts(**numbers["counts"])
         self.commits_of = list(numbers["commits_of"])
+        self.speeds = list(numbers["speeds"])
         self._sitting_at_restore = set(numbers["sitting"])

@@ -96,6 +96,11 @@ def train(
     check_quorum(scheme, engine.workers)
     if isinstance(learner, TorchLearner) and isinstance(model, nn.Module):
         _check_fit(learner, parts)
+        if scheme.plain_sgd and not learner.is_plain_sgd:
+            raise UsageError(
+                f"{type(scheme).__name__} is an equation of plain SGD, but the optimiser is {_spelling(optimizer)}: use "
+                "optimizer='sgd:lr=...' without momentum and weight decay."
+            )
     if run.stop.looks and parts.validation is None:
         raise UsageError("A target or patience needs validation rows: give validation= or holdout=.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -40,6 +40,12 @@ class Commit:
     part: int = 0
     staleness: int = 0
     """Updates of the center between the window's beginning and now; stamped by the center."""
+
+    def copied(self) -> Commit:
+        """The same, in memory of its own."""
+        also = {name: vector.clone() for name, vector in self.also.items()}
+        buffers, integers = (None if v is None else v.clone() for v in (self.buffers, self.integers))
+        return replace(self, value=self.value.clone(), also=also, buffers=buffers, integers=integers)
 
 
 @dataclass(slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 from paragrad import kernels
-from paragrad.errors import UsageError
+from paragrad.errors import Diverged, UsageError
 from paragrad.state import State
 from paragrad.types import Commit
 from paragrad.view import NotFinite, View
@@ -22,11 +23,27 @@ def write(center: Center, now: State, spare: State, commits: list[Commit]) -> bo
     """Write the next state into the spare, and the workers' answers; False where it is not finite."""
     if center.homes:
         sound = _move(center, now, spare, commits[0])
+    elif center.scheme.aliased:
+        _look_at_shared(center, now, commits)
+        sound = True
     else:
-        sound = center.scheme.aliased or _apply(center, now, spare, commits)
+        sound = _apply(center, now, spare, commits)
     if sound:
         _average_buffers(center, now, spare, commits)
     return sound
+
+
+def _look_at_shared(center: Center, now: State, commits: list[Commit]) -> None:
+    """What workers wrote into shared weights is there already: where it is not finite, there is nothing left to save.
+
+    It is looked at when a loss tells that something is wrong, and before the last commit counts.
+    """
+    last = center.leases.used + sum(len(commit.batches) for commit in commits) >= center.leases.total
+    if (last or not all(math.isfinite(commit.loss) for commit in commits)) and not kernels.finite(now.value):
+        raise Diverged(
+            f"Training diverged: at update {now.clock} the weights that the workers share are not finite. Lower the learning "
+            f"rate, or choose a scheme that can refuse a commit (agn) instead of {center.scheme.name}."
+        )
 
 
 def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> bool:

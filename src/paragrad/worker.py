@@ -47,7 +47,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read the center as it is now."""
+    """Read the center as it is now, and its clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,15 @@ class Done:
         self.lr, self.moved, self.busy = other.lr, other.moved, other.busy
 
 
-Answer: TypeAlias = Reply | Done | Vector | None
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The center as it was read."""
+
+    value: Vector
+    clock: int
+
+
+Answer: TypeAlias = Reply | Done | Pulled | None
 
 
 def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Request, Answer, None]:
@@ -94,7 +102,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
     reply = yield Join()
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
-    if scheme.apart:
+    if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
         yield Scatter()
     leased, last, adopted = list(reply.batches), reply.last, reply.version
     window, used = Done(), list[int]()
@@ -106,7 +114,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
             count = 1 if scheme.early else reply.steps - window.steps
             if scheme.fetch is not None:
                 if used and me.total % scheme.fetch == 0:
-                    me.center = yield from _pull()
+                    me.center = (yield from _pull()).value
                     scheme.pulled(me)
                     anew = True
                 count = min(count, scheme.fetch - me.total % scheme.fetch)
@@ -123,8 +131,10 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
                 break
         if not used:
             return
+        pulled: Pulled | None = None
         if scheme.fresh:
-            me.center = yield from _pull()
+            pulled = yield from _pull()
+            me.center = pulled.value
         last += 1
         before = {name: slot.clone() for name, slot in me.slots.items()}
         commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
@@ -144,8 +154,10 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
         if reply.applied:
             me.commits += 1
             if scheme.adopt(me, reply) is not False:
+                # Who pulled before the commit has seen the center as it was then, and what itself added to it.
+                seen = pulled.clock + 1 if pulled is not None else reply.version
                 # A window of which steps were made while the commit was in flight began from what was adopted before.
-                me.version, adopted = (adopted if used else reply.version), reply.version
+                me.version, adopted = (adopted if used else seen), seen
             leased += reply.batches
         else:
             me.slots.update(before)
@@ -157,10 +169,10 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
         me.at_send = None
 
 
-def _pull() -> Generator[Request, Answer, Vector]:
-    center = yield Pull()
-    assert isinstance(center, torch.Tensor)
-    return center
+def _pull() -> Generator[Request, Answer, Pulled]:
+    pulled = yield Pull()
+    assert isinstance(pulled, Pulled)
+    return pulled
 
 
 def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incarnation: int, sequence: int) -> Commit:

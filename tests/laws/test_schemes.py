@@ -29,14 +29,61 @@ TABLE = [
     (pg.ModelAveraging(window=3), True),
     (pg.ModelAveraging(window=1000), True),
     (pg.ModelAveraging(window=2, starts="own"), False),
+    (pg.BackupWorkers(backups=0), True),
+    (pg.BackupWorkers(), False),
+    (pg.BackupWorkers(backups=2), False),
+    (pg.SoftSync(), True),
+    (pg.SoftSync(splits=2), False),
+    (pg.SoftSync(splits=3, bound=1), False),
+    (pg.EASGD(window=2), False),
+    (pg.EASGD(window=3, alpha=0.2), False),
+    (pg.EASGD(window=2, form="mean"), False),
+    (pg.EASGD(window=4, ends="thesis"), False),
+    (pg.EASGD(window=4, ends="relative"), False),
+    (pg.EASGD(window=2, starts="own"), False),
+    (pg.Hogwild(), True),
+    (pg.Hogwild(window=3), True),
     (pg.Downpour(), True),
     (pg.Downpour(window=4), True),
     (pg.Downpour(window=2, bound=1), True),
+    (pg.Downpour(window=4, zealous=True), True),
+    (pg.Downpour(window=4, zealous=True, bound=1), True),
+    (pg.DeanDownpour(rate=0.1), False),
+    (pg.DeanDownpour(rate=0.1, window=4, fetch=2), False),
+    (pg.DeanDownpour(rate=0.1, window=4, fetch=3, bound=1), False),
+    (pg.DeanDownpour(rate=0.1, window=2, fetch=5, warm=4), False),
     (pg.AGN(window=1), True),
     (pg.AGN(window=5), False),
     (pg.AGN(window=3, bound=2), False),
     (pg.AEASGD(window=2), False),
     (pg.AEASGD(window=3, alpha=0.3, atomic=False), False),
+    (pg.EAMSGD(window=2), False),
+    (pg.EAMSGD(window=3, alpha=0.5, momentum=0.5, bound=1), False),
+    (pg.DynSGD(), True),
+    (pg.DynSGD(window=1, bound=2), True),
+    (pg.StalenessAware(), True),
+    (pg.StalenessAware(window=3), False),
+    (pg.StalenessAware(bound=1), True),
+    (pg.ADAG(window=1), True),
+    (pg.ADAG(window=1, form="eta", place="sends"), True),
+    (pg.ADAG(window=1, form="invariant", place="pulls"), True),
+    (pg.ADAG(window=3, form="eta"), False),
+    (pg.ADAG(window=3, form="invariant", place="sends"), False),
+    (pg.ADAG(window=3, gamma=0.1, place="pulls"), False),
+    (pg.ADAG(window=3, gamma=0.1, bound=1), False),
+    (pg.GEM(), False),
+    (pg.GEM(window=3, kappa=1.5, momentum=0.5, bound=2), False),
+    (pg.DCASGD(), True),
+    (pg.DCASGD(adaptive=True), True),
+    (pg.DCASGD(window=2, strength=0.2, bound=1), False),
+    (pg.OrMo(), False),
+    (pg.OrMo(momentum=0.0), True),
+    (pg.OrMo(window=2, momentum=0.5, bound=2), False),
+    (pg.AsyncDiLoCo(window=2, lr=0.5, momentum=0.5), False),
+    (pg.AsyncDiLoCo(window=2, delay=1), False),
+    (pg.AsyncDiLoCo(window=2, lr=0.7, delay=2, c=0.3, momentum=0.5), False),
+    (pg.AsyncDiLoCo(window=4, lr=0.5, dylu=True, bound=2), False),
+    (pg.AsyncDiLoCo(window=4, lr=1.0, momentum=0.0, delay=1), True),
     (pg.DiLoCo(window=3), False),
     (pg.DiLoCo(window=3, lr=1.0, momentum=0.0), True),
 ]
@@ -283,3 +330,11 @@ def test_a_sound_choice_is_not_warned_of(scheme):
 def test_a_bad_field_is_refused_with_its_value(make, said):
     with pytest.raises(pg.UsageError, match=said):
         make()
+
+
+def test_what_a_center_knows_of_its_workers_speeds_is_kept_by_a_snapshot():
+    scheme = pg.AGN(window=3)
+    first, second = bowl_run(scheme, 2).center, bowl_run(scheme, 2, epochs=1).center
+    first.speeds[1] = 7.0
+    second.restore(*first.snapshot())
+    assert second.speeds == [first.speeds[0], 7.0]

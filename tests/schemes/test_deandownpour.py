@@ -9,14 +9,18 @@ import paragrad as pg
 from paragrad import models
 from paragrad.bowl import Bowl
 from paragrad.data.plan import Plan
-from tests.schemes.golden import center_of, commit, rows, serial_of
+from tests.schemes.golden import bowl_rows, center_of, close, commit, near, serial
 
 ROWS, BATCH, LR, GAMMA = 48, 2, 0.05, 0.1
 
 
+def serial_of(scheme, workers, *, lr=LR):
+    return serial(scheme, workers, rows=ROWS, epochs=1, batch=BATCH, lr=lr, stolen=True)
+
+
 def by_the_paper(workers, n_push, n_fetch):
     """Workers in turn, each doing n_push steps, then pushing; a fetch whenever its own step count divides by n_fetch."""
-    source, plan = rows(), Plan(ROWS, BATCH, 1, 0)
+    source, plan = bowl_rows(ROWS), Plan(ROWS, BATCH, 1, 0)
     bowl = Bowl(lr=LR)
     center, squares = bowl.weights.clone(), torch.zeros(7, dtype=torch.float64)
     mine = [center.clone() for _ in range(workers)]
@@ -46,30 +50,30 @@ def by_the_paper(workers, n_push, n_fetch):
 
 
 def test_three_numbers_by_hand():
-    center, _ = center_of(pg.DeanDownpour(rate=0.5))
+    center = center_of(pg.DeanDownpour(rate=0.5))
     commit(center, 0, [2.0, -1.0, 0.0])
     # s = (4, 1, 0); c = (1, 2, 3) - 0.5 (2/2, -1/1, 0)
-    assert torch.allclose(center.value, torch.tensor([0.5, 2.5, 3.0]))
+    assert near(center.value, 0.5, 2.5, 3.0)
     commit(center, 1, [0.0, -1.0, 3.0])
     # s = (4, 2, 9); c = (0.5, 2.5, 3) - 0.5 (0, -1/√2, 3/3)
-    assert torch.allclose(center.value, torch.tensor([0.5, 2.5 + 0.5 / 2**0.5, 2.5]))
+    assert near(center.value, 0.5, 2.5 + 0.5 / 2**0.5, 2.5)
 
 
 def test_one_worker_that_fetches_inside_its_windows():
     end = serial_of(pg.DeanDownpour(window=4, fetch=2, rate=GAMMA), 1).run().value
-    assert torch.allclose(end, by_the_paper(1, 4, 2), atol=1e-12, rtol=0)
+    assert close(end, by_the_paper(1, 4, 2))
 
 
 @pytest.mark.parametrize(("push", "fetch"), [(1, 1), (4, 4), (2, 4), (1, 3)])
 def test_one_worker_that_fetches_with_its_answers(push, fetch):
     end = serial_of(pg.DeanDownpour(window=push, fetch=fetch, rate=GAMMA), 1).run().value
-    assert torch.allclose(end, by_the_paper(1, push, fetch), atol=1e-12, rtol=0)
+    assert close(end, by_the_paper(1, push, fetch))
 
 
 @pytest.mark.parametrize(("push", "fetch"), [(1, 1), (4, 2), (6, 3), (4, 4), (2, 4), (2, 3)])
 def test_two_workers_in_turn(push, fetch):
     end = serial_of(pg.DeanDownpour(window=push, fetch=fetch, rate=GAMMA), 2).run().value
-    assert torch.allclose(end, by_the_paper(2, push, fetch), atol=1e-12, rtol=0)
+    assert close(end, by_the_paper(2, push, fetch))
 
 
 def test_without_fetch_the_center_comes_with_each_answer():

@@ -106,7 +106,7 @@ class _Crew:
         if scheme.aliased and (engine.device != "cpu" or not is_aliasable(learner)):
             raise UsageError(
                 f"The workers of {type(scheme).__name__} share their weights, which must be of one type and in main memory: "
-                "use a float32 model and device='cpu'."
+                "use a model of float32 or float64 alone and device='cpu'."
             )
         self.center = Center(
             scheme,
@@ -150,6 +150,8 @@ class _Crew:
         self._begun = False
         self._checkpoint_asked = False
         self._partial = b""
+        # A worker that asks whether there is a queue looks at the pipe: what is not yet being seen to must stay in it.
+        self._gulp = 1 if scheme.early else 64
         self._old_handlers: dict[int, Any] = {}
 
     # -- life -----------------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ class _Crew:
 
     def _hear(self) -> None:
         try:
-            data = self._partial + os.read(self._messages, MESSAGE.size * 64)
+            data = self._partial + os.read(self._messages, MESSAGE.size * self._gulp)
         except BlockingIOError:
             return
         whole = len(data) - len(data) % MESSAGE.size

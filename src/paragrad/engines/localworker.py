@@ -30,6 +30,7 @@ from paragrad.worker import (
     Answer,
     Join,
     Pull,
+    Pulled,
     Receive,
     Recover,
     Request,
@@ -211,8 +212,7 @@ class Exchange:
                 return self.receive()
             case Pull():
                 assert self._fresh is not None
-                self._reader.pull(self._fresh)
-                return self._fresh
+                return Pulled(self._fresh, self._reader.pull(self._fresh))
             case Recover():
                 if isinstance(self._learner, Recovers):
                     self._learner.recover()

@@ -14,7 +14,7 @@ from paragrad.job import Job
 from paragrad.learners.learner import Learner, is_aliasable
 from paragrad.replica import Replica
 from paragrad.types import Commit, Reply, Vector
-from paragrad.worker import Answer, Join, Pull, Receive, Recover, Request, Scatter, Send, Window, run_window, work
+from paragrad.worker import Answer, Join, Pull, Pulled, Receive, Recover, Request, Scatter, Send, Window, run_window, work
 
 Chooser = Callable[[list[int]], int]
 """Which of the workers that can go on does so next."""
@@ -162,7 +162,7 @@ class Serial:
             case Recover():
                 return None
             case Pull():
-                return self.center.value.clone()
+                return Pulled(self.center.value.clone(), self.center.clock)
             case Scatter():
                 self.job.scatter(actor.learner, actor.me.rank)
         return None

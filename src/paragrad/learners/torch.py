@@ -157,6 +157,11 @@ class TorchLearner:
         self.spread()
         self.check()
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether a step is ``w - lr * gradient`` and no more."""
+        return self._optimizer.is_plain_sgd
+
     def recover(self) -> None:
         """Forget the optimiser's state: it has seen NaN."""
         self._optimizer.forget()

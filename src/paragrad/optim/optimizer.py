@@ -107,6 +107,15 @@ class FlatOptimizer:
         """The first group's learning rate."""
         return float(self.torch.param_groups[0].get("lr", math.nan))
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether a step is ``w - lr * gradient`` and no more, with one rate for all."""
+        plain = {"momentum": 0, "weight_decay": 0, "maximize": False, "lr": self.lr}
+        groups = self.torch.param_groups
+        return type(self.torch) is torch.optim.SGD and all(
+            group[key] == value for group in groups for key, value in plain.items()
+        )
+
     def clear(self) -> None:
         """Before a backward pass."""
         if self.whole is None:

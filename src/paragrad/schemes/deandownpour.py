@@ -35,6 +35,7 @@ class DeanDownpour(Scheme):
     center_slots = ("squares",)
     worker_slots = ("accrued",)
     elementwise = True
+    plain_sgd = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

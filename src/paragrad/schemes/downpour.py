@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import Commit
 
@@ -19,7 +20,17 @@ class Downpour(Scheme):
     Not with longer windows or many workers: nothing normalises what they add. Take AGN.
     """
 
+    zealous: bool = False
+    """Commit as soon as the center has nothing to do, at the latest after the window (Hermans 2017)."""
+
     elementwise = True
+
+    @property
+    def early(self) -> bool:
+        return self.zealous
+
+    def go_on(self, me: Replica) -> bool:
+        return me.busy
 
     def scale(self, commit: Commit) -> float:
         return 1.0

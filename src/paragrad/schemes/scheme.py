@@ -39,6 +39,11 @@ class Scheme:
         return ()
 
     @property
+    def plain_sgd(self) -> bool:
+        """The equation is one of plain SGD: a torch optimiser that is anything else is refused."""
+        return False
+
+    @property
     def fresh(self) -> bool:
         """Pull once more, into ``me.center``, just before ``commit``."""
         return False

@@ -1,0 +1,28 @@
+"""DynSGD: like Downpour, but a movement counts the less the more the center has moved on meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import Commit
+
+
+@dataclass(frozen=True)
+class DynSGD(Scheme):
+    """c <- c + d / (τ + 1), with τ the updates of the center since the window began;  the worker takes c.
+
+    Jiang, Cui, Zhang, Yu, *Heterogeneity-aware Distributed Parameter Servers* (SIGMOD 2017). Equal workers have
+    τ = n - 1, so that n windows together count as their mean: at window 1 and curvature h it is stable while
+    ηh < 2n sin(π / (4n - 2)), which is never below π/2, where Downpour allows an n-th of that.
+
+    Choose it with workers of different speeds, or with more of them than Downpour bears.
+    Not with many equal workers in a hurry: together they move the center no faster than one.
+    """
+
+    window: int = 5
+
+    elementwise = True
+
+    def scale(self, commit: Commit) -> float:
+        return 1.0 / (commit.staleness + 1)

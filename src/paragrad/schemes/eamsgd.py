@@ -1,0 +1,72 @@
+"""EAMSGD: asynchronous elastic averaging whose workers descend with Nesterov momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paragrad.errors import UsageError
+from paragrad.replica import Replica
+from paragrad.schemes.scheme import Scheme
+from paragrad.types import CenterView, Commit, Reply, Vector
+
+
+@dataclass(frozen=True)
+class EAMSGD(Scheme):
+    """v <- δ v - η g(w + δ v);  w <- w + v;  after a window e = α (w - c);  c <- c + e;  w <- w - e.
+
+    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015). The center computes the
+    force, in one piece; the next gradient is taken after it (the paper: at w as it was before). The local optimiser
+    must be plain SGD ("sgd:lr=..."): v is made of its movement, and a momentum of its own, or Adam's, would come on
+    top. EAMSGD(momentum=0) is AEASGD.
+
+    Choose it over AEASGD where a single process is better off with momentum too.
+    Not with an optimiser other than plain SGD: take AEASGD, which leaves it alone.
+    """
+
+    window: int = 10
+    alpha: float = 0.1
+    """Share of the distance that worker and center each give up at an exchange."""
+    momentum: float = 0.9
+    """δ, of the workers' own Nesterov momentum."""
+
+    # Between steps the model stands at the look-ahead point w + δ v, where the next gradient is taken.
+    worker_slots = ("weights", "velocity")
+    early = True
+    ships = "weights"
+    answers = "own"
+    additive = False
+    elementwise = True
+    plain_sgd = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise UsageError(f"alpha={self.alpha}, but the elastic force is stable only for 0 < alpha <= 1.")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum={self.momentum}, but EAMSGD needs 0 <= momentum < 1.")
+
+    def begin(self, me: Replica) -> None:
+        if me.anchor is not me.slots["weights"]:
+            # The window does not follow on an adopted one: the worker was put at the center, at the start or after a refusal.
+            me.slots["weights"] = me.local
+            me.slots["velocity"].zero_()
+
+    def go_on(self, me: Replica) -> bool:
+        weights, velocity = me.slots["weights"], me.slots["velocity"]
+        velocity.copy_(me.local).sub_(weights)
+        weights.copy_(me.local)
+        me.local.add_(velocity, alpha=self.momentum)
+        return True
+
+    def commit(self, me: Replica) -> Vector:
+        return me.slots["weights"]
+
+    def apply(self, center: CenterView, commits: Sequence[Commit]) -> list[Vector]:
+        return [center.approach(commit.value, self.alpha) for commit in commits]
+
+    def adopt(self, me: Replica, reply: Reply) -> None:
+        weights = me.slots["weights"]
+        weights -= reply.value
+        me.local = weights + self.momentum * me.slots["velocity"]
+        me.anchor = weights
