@@ -20,8 +20,8 @@ class OrMo(Scheme):
     their sum. It makes the step itself, with the learner's rate: the optimiser must be plain SGD.
 
     Choose it where momentum is wanted and nobody should wait.
-    Not at the rate of a lone worker: a bucket adds the gradients of all n, so divide it by n. Nor with Adam or weight decay: take
-    StalenessAware.
+    Not at the rate of a lone worker: a bucket adds the gradients of all n, so divide it by n.
+    Nor with Adam or weight decay: take StalenessAware.
     """
 
     momentum: float = 0.9
