@@ -1,10 +1,11 @@
 """The collapses that were published, seen: un-normalised windows, many workers, a force from a stale center.
 
     .venv/bin/python benchmarks/collapse.py --mnist FILE.npz [--device cuda]
+    .venv/bin/python benchmarks/collapse.py --mnist FILE.npz [--device cuda] --plain --out results/collapse_plain.json
 
 An exact simulation (workers in turn, so that each commit is n - 1 updates stale) in the thesis's setting: MNIST, an MLP of
-4.8M parameters, Adam 1e-3. Beside paragrad's own schemes, Downpour and AGN as a plain PyTorch loop without paragrad: if
-both collapse alike, it is the scheme that does.
+4.8M parameters, Adam 1e-3. With --plain, Downpour and AGN as a plain PyTorch loop without paragrad: if both collapse alike,
+it is the scheme that does.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ def plain(window: int, divide: bool, workers: int, batch: int, epochs: int, part
         for parameter, piece in zip(module.parameters(), pieces, strict=True):
             parameter.data.copy_(piece.view_as(parameter))
 
+    assert parts.validation is not None
     x, y = (tensor.to(device) for tensor in parts.train.batch(torch.arange(len(parts.train)).numpy()))
     xt, yt = (tensor.to(device) for tensor in parts.validation.batch(torch.arange(len(parts.validation)).numpy()))
     replicas, test, loss = [net() for _ in range(workers)], net(), nn.CrossEntropyLoss()
@@ -191,14 +193,15 @@ def main() -> None:
     parser.add_argument("--mnist", required=True, help="an .npz with x_train, y_train, x_test, y_test")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--plain", action="store_true", help="the plain PyTorch loops instead of paragrad's schemes")
     options = parser.parse_args()
     report = measure.Report("collapse", options)
     parts = load.split(options.mnist, None, None, 0)
     options.mnist = Path(options.mnist).name
-    for scheme, workers, batch in CASES:
+    for scheme, workers, batch in [] if options.plain else CASES:
         found = simulate(scheme, workers, batch, options.epochs, parts, options.device)
         note(report, repr(scheme), workers, batch, found)
-    for window, divide, workers, batch in REFERENCE:
+    for window, divide, workers, batch in REFERENCE if options.plain else []:
         name = f"plain PyTorch, {'AGN' if divide else 'Downpour'}(window={window})"
         found = plain(window, divide, workers, batch, options.epochs, parts, options.device)
         note(report, name, workers, batch, found)

@@ -231,8 +231,8 @@ class Report:
         return [a / b for a, b in pairs if a is not None and b is not None]
 
     def medians(self) -> dict[str, float]:
-        """The median of every figure."""
-        keys = dict.fromkeys(key for figures in self.figures for key in figures)
+        """The median of every figure that is a number."""
+        keys = dict.fromkeys(k for figures in self.figures for k, value in figures.items() if isinstance(value, int | float))
         return {key: statistics.median(self.column(key)) for key in keys if self.column(key)}
 
     def write(self) -> None:

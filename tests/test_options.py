@@ -80,7 +80,7 @@ def test_names_are_read_in_any_case(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("agnn", ["'agnn'", "Did you mean 'AGN'?"]),
+        ("agm", ["'agm'", "Did you mean 'AGN'?"]),
         ("agn:windw=3", ["'windw'", "Did you mean 'window'?"]),
         ("agn:window=many", ["window=many", "a whole number"]),
         ("agn:window=1.5", ["window=1.5", "a whole number"]),

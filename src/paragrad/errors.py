@@ -50,7 +50,8 @@ class NotWritten(ParagradError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An unknown name, with the near match and the list of what there is."""
     names = sorted(known)
-    near = get_close_matches(name.lower(), [n.lower() for n in names], n=1)
+    near = get_close_matches(name.lower(), [n.lower() for n in names], n=len(names) or 1)
+    near.sort(key=lambda n: n[:1] != name[:1].lower())  # a typing error is seldom in the first letter
     match = next((n for n in names if near and n.lower() == near[0]), None)
     hint = f" Did you mean {match!r}?" if match else ""
     return UsageError(f"Unknown {kind} {name!r}.{hint} There is: {', '.join(names)}.")
