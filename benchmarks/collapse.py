@@ -4,12 +4,13 @@
     .venv/bin/python benchmarks/collapse.py --mnist FILE.npz [--device cuda] --plain --out results/collapse_plain.json
 
 An exact simulation (workers in turn, so that each commit is n - 1 updates stale) in the thesis's setting: MNIST, an MLP of
-4.8M parameters, Adam 1e-3. With --plain, Downpour and AGN as a plain PyTorch loop without paragrad: if both collapse alike,
-it is the scheme that does.
+4.8M parameters, Adam 1e-3 (or SGD 0.1). Cases that the result file holds already are not run again. With --plain, Downpour
+and AGN as a plain PyTorch loop without paragrad: if both collapse alike, it is the scheme that does.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace as changed
@@ -29,38 +30,47 @@ from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import TorchLearner
 from paragrad.optim.optimizer import factory
+from paragrad.options import describe
 from paragrad.worker import Receive, Send
 
 LOOKS = 4
 """Looks at the center in each epoch."""
 
-CASES: list[tuple[pg.Scheme, int, int]] = [
-    (pg.Downpour(window=10), 4, 32),
-    (pg.AGN(window=10), 4, 32),
-    (pg.Downpour(window=1), 10, 128),
-    (pg.Downpour(window=1), 20, 128),
-    (pg.Downpour(window=10), 10, 128),
-    (pg.AGN(window=10), 10, 128),
-    (pg.AGN(window=15), 20, 128),
-    (pg.ADAG(window=10), 10, 128),
-    (pg.ADAG(window=15), 20, 128),
-    (pg.GEM(window=1), 20, 128),
-    (pg.GEM(window=10), 10, 128),
-    (pg.AEASGD(window=10, alpha=0.5), 10, 128),
-    (pg.AEASGD(window=10, alpha=0.5, atomic=False), 10, 128),
-    (pg.AEASGD(window=10, alpha=0.1, atomic=False), 10, 128),
-]
-"""Scheme, workers, one worker's mini-batch."""
+ADAM, SGD = "adam:lr=0.001", "sgd:lr=0.1"
 
-REFERENCE: list[tuple[int, bool, int, int]] = [
-    (10, False, 4, 32),
-    (10, True, 4, 32),
-    (1, False, 10, 128),
-    (1, False, 20, 128),
-    (10, False, 10, 128),
-    (10, True, 10, 128),
+CASES: list[tuple[pg.Scheme, str, int, int]] = [
+    (pg.Downpour(window=10), ADAM, 4, 32),
+    (pg.AGN(window=10), ADAM, 4, 32),
+    (pg.Downpour(), ADAM, 10, 128),
+    (pg.Downpour(), ADAM, 20, 128),
+    (pg.Downpour(), ADAM, 40, 128),
+    (pg.GEM(momentum=0.0), ADAM, 40, 128),
+    (pg.GEM(), ADAM, 20, 128),
+    (pg.Downpour(), SGD, 20, 128),
+    (pg.GEM(), SGD, 20, 128),
+    (pg.Downpour(window=10), ADAM, 10, 128),
+    (pg.AGN(window=10), ADAM, 10, 128),
+    (pg.ADAG(window=10), ADAM, 10, 128),
+    (pg.GEM(window=10), ADAM, 10, 128),
+    (pg.AGN(window=15), ADAM, 20, 128),
+    (pg.ADAG(window=15), ADAM, 20, 128),
+    (pg.AEASGD(window=10, alpha=0.5), ADAM, 10, 128),
+    (pg.AEASGD(window=10, alpha=0.5, atomic=False), ADAM, 10, 128),
+    (pg.AEASGD(window=10, alpha=0.1, atomic=False), ADAM, 10, 128),
 ]
-"""Window, whether it is divided by its steps, workers, mini-batch: the same in plain PyTorch."""
+"""Scheme, optimiser, workers, one worker's mini-batch."""
+
+REFERENCE: list[tuple[int, bool, str, int, int]] = [
+    (10, False, ADAM, 4, 32),
+    (10, True, ADAM, 4, 32),
+    (1, False, ADAM, 10, 128),
+    (1, False, ADAM, 20, 128),
+    (1, False, ADAM, 40, 128),
+    (1, False, SGD, 20, 128),
+    (10, False, ADAM, 10, 128),
+    (10, True, ADAM, 10, 128),
+]
+"""Window, whether it is divided by its steps, optimiser, workers, mini-batch: the same in plain PyTorch."""
 
 
 class Looks:
@@ -81,12 +91,14 @@ class Looks:
         self.found.append({"epochs": round(rows / 60_000, 2), **{k: round(v, 4) for k, v in found.items()}})
 
 
-def simulate(scheme: pg.Scheme, workers: int, batch: int, epochs: int, parts: load.Split, device: str) -> list[Any]:
+def simulate(
+    scheme: pg.Scheme, optimizer: str, workers: int, batch: int, epochs: int, parts: load.Split, device: str
+) -> list[Any]:
     """Run paragrad's own worker loop and center, workers in turn."""
     module = models.build("mlp:1000-2000-1000", (28, 28), 10)
 
     def make(_: str) -> Learner:
-        return TorchLearner(module, nn.CrossEntropyLoss(), factory("adam", {"lr": 1e-3}), device=device)
+        return TorchLearner(module, nn.CrossEntropyLoss(), factory(optimizer), device=device)
 
     plan = Plan(len(parts.train), batch, epochs, 0)
     serial = Serial(Job(scheme, make, parts.train, parts.validation, plan, 2000), workers, stolen=True)
@@ -138,7 +150,9 @@ def everyone_pulls_then_everyone_commits(serial: Serial) -> None:
         serial.deliver(serial.center.receive(commit))
 
 
-def plain(window: int, divide: bool, workers: int, batch: int, epochs: int, parts: load.Split, device: str) -> list[Any]:
+def plain(
+    window: int, divide: bool, optimizer: str, workers: int, batch: int, epochs: int, parts: load.Split, device: str
+) -> list[Any]:
     """Downpour, or AGN, without paragrad."""
 
     def net() -> nn.Module:
@@ -156,7 +170,7 @@ def plain(window: int, divide: bool, workers: int, batch: int, epochs: int, part
     x, y = (tensor.to(device) for tensor in parts.train.batch(torch.arange(len(parts.train)).numpy()))
     xt, yt = (tensor.to(device) for tensor in parts.validation.batch(torch.arange(len(parts.validation)).numpy()))
     replicas, test, loss = [net() for _ in range(workers)], net(), nn.CrossEntropyLoss()
-    optimizers = [torch.optim.Adam(replica.parameters(), lr=1e-3) for replica in replicas]
+    optimizers = [factory(optimizer)(replica.parameters()) for replica in replicas]
     center = read(replicas[0])
     anchors = [center.clone() for _ in range(workers)]
     found: list[Any] = []
@@ -167,12 +181,12 @@ def plain(window: int, divide: bool, workers: int, batch: int, epochs: int, part
         order = torch.randperm(len(x), device=device)
         batches = list(order.split(batch))
         while batches:
-            replica, optimizer = replicas[turn % workers], optimizers[turn % workers]
+            replica, stepper = replicas[turn % workers], optimizers[turn % workers]
             taken, batches = batches[:window], batches[window:]
             for rows in taken:
-                optimizer.zero_grad(set_to_none=True)
+                stepper.zero_grad(set_to_none=True)
                 loss(replica(x[rows]), y[rows]).backward()
-                optimizer.step()
+                stepper.step()
             center = center + (read(replica) - anchors[turn % workers]) / (len(taken) if divide else 1)
             anchors[turn % workers] = center
             write(replica, center)
@@ -198,25 +212,33 @@ def main() -> None:
     report = measure.Report("collapse", options)
     parts = load.split(options.mnist, None, None, 0)
     options.mnist = Path(options.mnist).name
-    for scheme, workers, batch in [] if options.plain else CASES:
-        found = simulate(scheme, workers, batch, options.epochs, parts, options.device)
-        note(report, repr(scheme), workers, batch, found)
-    for window, divide, workers, batch in REFERENCE if options.plain else []:
-        name = f"plain PyTorch, {'AGN' if divide else 'Downpour'}(window={window})"
-        found = plain(window, divide, workers, batch, options.epochs, parts, options.device)
-        note(report, name, workers, batch, found)
+    if Path(options.out).exists():
+        report.figures = json.loads(Path(options.out).read_text(encoding="utf-8"))["repeats"]
+    had = {(case["case"], case["optimizer"], case["workers"]) for case in report.figures}
+    setting = (options.epochs, parts, options.device)
+    for scheme, optimizer, workers, batch in [] if options.plain else CASES:
+        name = describe(scheme)
+        if (name, optimizer, workers) not in had:
+            note(report, name, optimizer, workers, batch, simulate(scheme, optimizer, workers, batch, *setting))
+    for window, divide, optimizer, workers, batch in REFERENCE if options.plain else []:
+        name = f"plain PyTorch, {'agn' if divide else 'downpour'}:window={window}"
+        if (name, optimizer, workers) not in had:
+            note(report, name, optimizer, workers, batch, plain(window, divide, optimizer, workers, batch, *setting))
 
 
 BEGAN = time.monotonic()
 
 
-def note(report: measure.Report, name: str, workers: int, batch: int, found: list[Any]) -> None:
+def note(report: measure.Report, name: str, optimizer: str, workers: int, batch: int, found: list[Any]) -> None:
     """Keep and print what one case did; written after each, since a whole run is long."""
-    report.figures.append({"case": name, "workers": workers, "batch_size": batch, "looks": found})
+    report.figures.append({"case": name, "optimizer": optimizer, "workers": workers, "batch_size": batch, "looks": found})
     worst = max((look["loss"] for look in found if look.get("loss") is not None), default=float("nan"))
     last = found[-1].get("accuracy", float("nan"))
     seconds = time.monotonic() - BEGAN
-    print(f"{seconds:5.0f} s  {name}, {workers} workers: worst test loss {worst:.2f}, last accuracy {last:.4f}", flush=True)
+    print(
+        f"{seconds:5.0f} s  {name}, {optimizer}, {workers} workers: worst test loss {worst:.2f}, last accuracy {last:.4f}",
+        flush=True,
+    )
     report.write()
 
 

@@ -251,7 +251,7 @@ class Report:
             "load_average": self.load,
             "options": {key: value for key, value in vars(self.options).items() if key not in ("out", "role")},
             "claims": [vars(claim) for claim in self.claims],
-            "medians": self.medians(),
+            "medians": self.medians() if self.claims else {},
             "repeats": self.figures,
             "notes": self.notes,
         }
@@ -262,7 +262,8 @@ class Report:
 
     def command(self) -> str:
         """The command that repeats this, from the project's folder."""
-        return shlex.join([".venv/bin/python", f"benchmarks/{self.name}.py", *sys.argv[1:]])
+        given = [Path(word).name if word.endswith((".npz", ".json")) else word for word in sys.argv[1:]]
+        return shlex.join([".venv/bin/python", f"benchmarks/{self.name}.py", *given])
 
 
 def _plain(value: Any) -> Any:
