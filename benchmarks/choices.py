@@ -38,5 +38,5 @@ PLAIN = ("downpour", ADAM), ("downpour", SGD)
 
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"model": "mlp", "epochs": 20, "batch_size": 16, "shape": (64,)},
-    "mnist": {"model": "mlp", "epochs": 3, "batch_size": 32, "shape": (28, 28)},
+    "mnist": {"model": "mlp", "epochs": 2, "batch_size": 64, "shape": (28, 28)},
 }

@@ -12,8 +12,9 @@ ORDER = ("exchange", "throughput", "straggler", "memory", "start")
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    """All results, in the order of the README."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    """All results that claim something, in the order of the README."""
+    every = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    found = [result for result in every if result["claims"]]
     return sorted(found, key=lambda result: ORDER.index(result["name"]) if result["name"] in ORDER else len(ORDER))
 
 
