@@ -52,6 +52,8 @@ class _Pending:
 def check_quorum(scheme: Scheme, workers: int) -> int:
     """How many commits make a round; raises where so many workers cannot bring them."""
     quorum = scheme.quorum(workers)
+    if scheme.bound is not None and quorum == workers > 1 and scheme.held:
+        raise UsageError(f"{scheme!r} is synchronous: a bound on staleness has no meaning, leave it out.")
     if not 1 <= quorum <= workers:
         raise UsageError(f"{scheme!r} needs a quorum of {quorum} commits from {workers} workers; it must be 1 to {workers}.")
     return quorum
@@ -76,6 +78,11 @@ class Center:
         allocate: Allocate = private,
     ) -> None:
         quorum = check_quorum(scheme, workers)
+        for kind in ("center_slots", "worker_slots", "sends"):
+            if isinstance(getattr(scheme, kind), str):
+                raise UsageError(
+                    f"{type(scheme).__name__}.{kind} is a text, but it must be a tuple of names: a comma is missing."
+                )
         self.scheme = scheme
         self.workers = workers
         self.leases = leases
@@ -103,7 +110,7 @@ class Center:
         self.twins = quorum == 1 and scheme.elementwise and scheme.answers == "center" and not scheme.remembers
         """A lone commit's answer is written in the same pass as the value."""
         self.twins = self.twins and bool(self.answers)
-        self.scratch = torch.empty_like(start) if optimizer is not None else torch.empty(0)
+        self._scratch: Vector | None = None
         self.stepped = False
         """Whether the update that is being made has moved the center's optimiser."""
         self._round: list[Commit] = []
@@ -128,6 +135,13 @@ class Center:
     def clock(self) -> int:
         """Updates applied so far."""
         return self.state.clock
+
+    @property
+    def scratch(self) -> Vector:
+        """A vector to compute in, as long as the value and of its type; made when it is first wanted."""
+        if self._scratch is None:
+            self._scratch = torch.empty_like(self.value)
+        return self._scratch
 
     def last(self, worker: int) -> int:
         """The sequence of the worker's last applied commit."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pickle
 import random
+import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from dataclasses import replace as changed
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -42,28 +45,54 @@ def check_scheme(scheme: Scheme, *, plain: bool = False) -> None:
     Windows longer than 8 steps are checked at 8: the problem is small, and must hold several of them. The laws are tried with
     1 to 4 workers, or the fewest more that the scheme's quorum takes.
     """
+    if not isinstance(scheme, Scheme):
+        raise UsageError(f"check_scheme wants a scheme, such as Mine(window=5), but was given {scheme!r}.")
+    it_is_a_frozen_dataclass(scheme)
     scheme = _with_short_window(scheme)
-    broken = []
+    broken: list[str] = []
     laws: list[Callable[[Scheme], None]] = [*LAWS, *([one_worker_is_plain_training] if plain else [])]
     for law in laws:
         try:
             law(scheme)
-        except (
-            AssertionError,
-            ParagradError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            IndexError,
-        ) as error:
-            broken.append(f"- {law.__name__.replace('_', ' ')}: {error}")
+        except Exception as error:
+            told = str(error) if isinstance(error, AssertionError | ParagradError) else _where(error)
+            if not any(line.endswith(told) for line in broken):  # one mistake in apply() would be told by every law
+                broken.append(f"- {law.__name__.replace('_', ' ')}: {told}")
     if broken:
         raise LawBroken(f"{scheme!r} breaks {len(broken)} of {len(laws)} laws:\n" + "\n".join(broken))
 
 
+def _where(error: Exception) -> str:
+    """What was raised, and the last line of the scheme's own file on the way there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent)
+    theirs = [f for f in frames if not f.filename.startswith(ours) or "/schemes/" in f.filename]
+    own = [f for f in theirs if "torch" not in f.filename]
+    place = f" (in {own[-1].name}, {Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
 # -- the laws -------------------------------------------------------------------------------------------------------
+
+
+def it_is_a_frozen_dataclass(scheme: Scheme) -> None:
+    """Its fields are fields: without @dataclass they would be no arguments, and a run.toml would not hold them."""
+    known = {field.name for field in fields(scheme)}
+    for cls in type(scheme).__mro__:
+        wild = [n for n, kind in vars(cls).get("__annotations__", {}).items() if n not in known and "ClassVar" not in str(kind)]
+        if wild:
+            raise LawBroken(
+                f"{cls.__name__} has {wild[0]!r}, which is not a field: write @dataclass(frozen=True) above the class."
+            )
+
+
+def it_refuses_a_window_of_nothing(scheme: Scheme) -> None:
+    """A ``__post_init__`` of its own calls the one above."""
+    try:
+        changed(scheme, window=0)
+    except UsageError:
+        return
+    raise AssertionError("window=0 was taken: call super().__post_init__() in __post_init__")
 
 
 def it_is_a_frozen_value(scheme: Scheme) -> None:
@@ -292,6 +321,7 @@ def one_worker_is_plain_training(scheme: Scheme) -> None:
 
 LAWS: list[Callable[[Scheme], None]] = [
     it_is_a_frozen_value,
+    it_refuses_a_window_of_nothing,
     the_same_order_gives_the_same_bits,
     every_row_is_used_once,
     steps_are_conserved,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 import torch
 
 from paragrad import kernels
+from paragrad.errors import UsageError
 from paragrad.types import Vector
 
 
@@ -17,7 +18,13 @@ class Slots(MutableMapping[str, Vector]):
         self._vectors = vectors
 
     def __getitem__(self, name: str) -> Vector:
-        return self._vectors[name]
+        try:
+            return self._vectors[name]
+        except KeyError:
+            known = ", ".join(map(repr, self._vectors)) or "none"
+            raise UsageError(
+                f"The scheme uses the slot {name!r}, but has declared {known}: name it in center_slots or worker_slots."
+            ) from None
 
     def __setitem__(self, name: str, value: Vector) -> None:
         if value is not self._vectors[name]:

@@ -179,7 +179,10 @@ def _learner_factory(
 ) -> Callable[[str], Learner]:
     if not isinstance(model, nn.Module):
         if not callable(model):
-            raise UsageError(f"model={model!r} is neither a torch module nor a function that makes a Learner.")
+            raise UsageError(
+                f"model={model!r} is neither a torch module nor a function that makes a Learner. (Names such as 'mlp' are for "
+                "the command line; here: paragrad.models.build('mlp', inputs=(64,), outputs=10).)"
+            )
         return _OwnLearner(model)
     if isinstance(loss, str):
         loss = losses.build(loss)

@@ -33,11 +33,16 @@ class Commit:
     weight: float = 1.0
     """The loss's own normaliser, summed over the window: rows, or the sum of class weights."""
     rows: int = 0
+    """Rows that the window used."""
     batches: Batches = ()
     loss: float = float("nan")
+    """Mean over the window."""
     lr: float = 0.0
+    """The learner's rate at the end of the window; NaN where its optimiser has none."""
     seconds: float = 0.0
+    """How long the window took."""
     part: int = 0
+    """Which fragment of the vector it is, where there are several."""
     staleness: int = 0
     """Updates of the center between the window's beginning and now; stamped by the center."""
 
@@ -134,7 +139,7 @@ class CenterView(Protocol):
         """``e = share * (vector - value); value += e`` in one pass; returns e."""
 
     def mean(self, commits: Sequence[Commit]) -> Vector:
-        """The mean of the commits' values, weighted by their ``weight``."""
+        """The mean of the commits' values, weighted by their ``weight``; to be used before the next is asked for."""
 
     def step(self, gradient: Vector, scale: float = 1.0) -> None:
         """One step of the user's optimiser on the value, its rate scaled."""

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
+import torch
+
 from paragrad import kernels
 from paragrad.errors import Diverged, UsageError
 from paragrad.state import State
@@ -75,6 +77,10 @@ def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> b
                 )
             for commit, mine in zip(commits, answer, strict=True):
                 center.answers[commit.worker][start:stop].copy_(mine)
+        elif not isinstance(answer, torch.Tensor):
+            raise UsageError(f"{type(scheme).__name__}.apply returned {answer!r}; it must return center.value.")
+        elif scheme.answers == "own":
+            raise UsageError(f'{type(scheme).__name__} says answers = "own", so apply must return a list, one for each commit.')
         elif center.answers and scheme.held and not view.twinned:
             for commit in commits:
                 center.answers[commit.worker][start:stop].copy_(spare.value[start:stop])

@@ -21,9 +21,11 @@ def schemes(name: Annotated[str | None, typer.Argument(help="One scheme: its who
             raise unknown("scheme", name, known.names())
         page(name.lower(), known.load(by_lower[name.lower()]))
         return
-    made = table("scheme", "what the center does", "when to choose it", "when not")
+    made = table("scheme", "what the center does", "choose it")
     made.show_lines = True
     for entry in known.names():
-        made.add_row(entry.lower(), *(Text(text) for text in told(known.load(entry))))
+        equation, choose, _ = told(known.load(entry))
+        made.add_row(entry.lower(), Text(equation), Text(choose))
     console.print(made)
-    console.print(Text("paragrad schemes NAME shows one with its fields; --scheme NAME:field=value chooses it.", "dim"))
+    console.print(Text("paragrad schemes NAME shows one whole: when not to take it, where it is from, its fields.", "dim"))
+    console.print(Text("--scheme NAME:field=value chooses it.", "dim"))

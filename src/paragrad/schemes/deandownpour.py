@@ -31,6 +31,7 @@ class DeanDownpour(Scheme):
     warm: int = 0
     """Updates that one worker makes alone before the others begin."""
     epsilon: float = 1e-10
+    """Keeps an element without gradient from dividing by 0."""
 
     center_slots = ("squares",)
     worker_slots = ("accrued",)

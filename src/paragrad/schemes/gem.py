@@ -30,6 +30,7 @@ class GEM(Scheme):
     kappa: float = 2.0
     """How many times a lone worker's movement all of them may make."""
     epsilon: float = 1e-12
+    """Keeps an element that did not move from dividing by 0."""
     clip: float = 5.0
     """The most that an element is stretched."""
 

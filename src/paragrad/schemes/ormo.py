@@ -25,6 +25,7 @@ class OrMo(Scheme):
     """
 
     momentum: float = 0.9
+    """β."""
 
     ships = "gradient"
     center_slots = ("momentum",)

@@ -1,0 +1,5 @@
+"""``python -m paragrad``."""
+
+from paragrad.cli.main import main
+
+main()
