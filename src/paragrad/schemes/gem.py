@@ -21,8 +21,8 @@ class GEM(Scheme):
     code divides by |u + ε|, which may be 0).
 
     Choose it when the number of workers is large or not known, and stability matters more than speed.
-    Not with Adam at momentum=0.9: the proxy is a momentum, and Adam has one of its own; take momentum=0. Nor for one
-    worker, whose commits are stretched and shrunk as well.
+    Not with Adam, many workers and momentum=0.9: the proxy is a momentum, and Adam has one of its own; take momentum=0. Nor
+    for one worker, whose commits are stretched and shrunk as well.
     """
 
     momentum: float = 0.9
