@@ -8,8 +8,10 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,10 +27,17 @@ NO_ROOM = "File too large"
 """What the kernel says above such a limit: partial writes and errors come as they do from a full disk."""
 
 
-@pytest.fixture(autouse=True)
-def _room_again() -> Iterator[None]:
-    yield
-    allow(None)
+def makes_room_again(test: Callable[..., None]) -> Callable[..., None]:
+    """Before the test is reported on, and not in a fixture's end, which comes after: the report may go to a file as well."""
+
+    @wraps(test)
+    def tried(*arguments: Any, **named: Any) -> None:
+        try:
+            test(*arguments, **named)
+        finally:
+            allow(None)
+
+    return tried
 
 
 def allow(size: int | None) -> None:
@@ -63,6 +72,7 @@ def commit(clock: int) -> Event:
 # -- the record -----------------------------------------------------------------------------------------------
 
 
+@makes_room_again
 def test_the_record_goes_on_in_the_middle_of_a_line_when_there_is_room_again(tmp_path):
     written = Record(tmp_path / "record.jsonl")
     allow(100)
@@ -79,6 +89,7 @@ def test_the_record_goes_on_in_the_middle_of_a_line_when_there_is_room_again(tmp
     assert [event.data["clock"] for event in read(tmp_path / "record.jsonl")] == list(range(11))
 
 
+@makes_room_again
 def test_lines_beyond_what_is_held_are_left_out_and_the_record_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "HELD", 300)
     written = Record(tmp_path / "record.jsonl")
@@ -98,6 +109,7 @@ def test_lines_beyond_what_is_held_are_left_out_and_the_record_says_so(tmp_path,
     assert gap.data["lines"] > 30
 
 
+@makes_room_again
 def test_a_last_line_that_found_no_room_is_cut_off_before_more_is_written(tmp_path):
     for clock in range(2):
         written = Record(tmp_path / "record.jsonl")
@@ -112,6 +124,7 @@ def test_a_last_line_that_found_no_room_is_cut_off_before_more_is_written(tmp_pa
 # -- a run ----------------------------------------------------------------------------------------------------
 
 
+@makes_room_again
 def test_a_run_whose_record_finds_no_room_says_so_once_and_goes_on(model, rows, tmp_path):
     out = tmp_path / "run"
     watch = Watch(at=150, act=fill_at_the_record(out))
@@ -131,6 +144,7 @@ def test_a_run_whose_record_finds_no_room_says_so_once_and_goes_on(model, rows, 
     assert sum(event.kind == "commit" for event in read(out / "record.jsonl")) < result.summary["commits"]
 
 
+@makes_room_again
 def test_a_run_whose_record_finds_room_again_has_it_whole(model, rows, tmp_path):
     out = tmp_path / "run"
     fill = fill_at_the_record(out)
@@ -146,6 +160,7 @@ def test_a_run_whose_record_finds_room_again_has_it_whole(model, rows, tmp_path)
     assert every_batch_once(result.directory, TOTAL)
 
 
+@makes_room_again
 def test_a_run_that_lost_lines_of_its_record_is_resumed_from_its_newest_checkpoint(model, rows, tmp_path):
     out = tmp_path / "run"
 
@@ -175,6 +190,7 @@ def test_a_run_that_lost_lines_of_its_record_is_resumed_from_its_newest_checkpoi
     assert len(used) == TOTAL - (found.numbers["clock"] - last)
 
 
+@makes_room_again
 def test_a_checkpoint_that_finds_no_room_is_not_taken_for_written(model, rows, tmp_path, capfd):
     out = tmp_path / "run"
     watch = Watch(at=100, act=lambda watch, event: allow(500))
@@ -189,6 +205,7 @@ def test_a_checkpoint_that_finds_no_room_is_not_taken_for_written(model, rows, t
     assert "Traceback" not in capfd.readouterr().err
 
 
+@makes_room_again
 def test_a_model_that_finds_no_room_is_an_error_that_holds_it_and_the_run_can_be_finished(model, rows, tmp_path):
     out = tmp_path / "run"
 
@@ -210,6 +227,7 @@ def test_a_model_that_finds_no_room_is_an_error_that_holds_it_and_the_run_can_be
     assert finished.summary["samples"] == 320 * 2
 
 
+@makes_room_again
 def test_without_a_callback_the_warning_goes_to_stderr(model, rows, tmp_path, capfd):
     fat_record(tmp_path / "run")
     allow(FAT)
@@ -217,6 +235,7 @@ def test_without_a_callback_the_warning_goes_to_stderr(model, rows, tmp_path, ca
     assert capfd.readouterr().err.count("WARNING: The record could not be written") == 1
 
 
+@makes_room_again
 def test_a_disk_that_is_full_at_the_start_is_refused_and_run_toml_stays(model, rows, tmp_path):
     out = tmp_path / "run"
     train(model, rows, out, scheme=pg.AGN(window=3), epochs=1)
@@ -249,6 +268,7 @@ def paragrad(setting: str, out: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@makes_room_again
 def test_the_command_shows_the_warning_and_ends_well():
     fat_record(Path("run"))
     done = paragrad(f"allow({FAT})", "run")
@@ -257,6 +277,7 @@ def test_the_command_shows_the_warning_and_ends_well():
     assert Path("run/summary.json").exists()
 
 
+@makes_room_again
 def test_the_command_ends_with_status_1_when_the_model_finds_no_room():
     failed = paragrad("RunDirectory.save_model = save_model", "run")
     assert failed.returncode == 1, failed.stdout
