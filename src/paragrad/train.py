@@ -42,6 +42,9 @@ class Engine(Protocol):
     def prepare(self) -> None:
         """Begin to start what takes time."""
 
+    def check(self, job: Job, learner: Learner) -> None:
+        """Raise where it cannot do what the job asks for; nothing has been written yet."""
+
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; return the center as it is in the end."""
 
@@ -94,6 +97,7 @@ def train(
     learner = make_learner("cpu")
     job.check(learner)
     check_quorum(scheme, engine.workers)
+    engine.check(job, learner)
     if isinstance(learner, TorchLearner) and isinstance(model, nn.Module):
         _check_fit(learner, parts)
         if scheme.plain_sgd and not learner.is_plain_sgd:

@@ -70,6 +70,7 @@ def test_a_model_that_cannot_share_its_weights_is_refused(device, model, rows, t
     data = rows if device == "cuda" else torch.zeros(40, 7, dtype=torch.float64)
     with pytest.raises(pg.UsageError, match=r"workers of Hogwild share their weights.*device='cpu'"):
         train(made, data, tmp_path / "run", scheme=pg.Hogwild(), engine=pg.Local(workers=2, device=device))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_of_two_types_cannot_share_its_weights(model, rows, tmp_path):

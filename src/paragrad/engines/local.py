@@ -73,6 +73,14 @@ class Local:
         """Begin to start what takes time, beside whatever else is done before ``run``."""
         processes.server()
 
+    def check(self, job: Job, learner: Learner) -> None:
+        """Raise where this engine cannot do what the job asks for."""
+        if job.scheme.aliased and (self.device != "cpu" or not is_aliasable(learner)):
+            raise UsageError(
+                f"The workers of {type(job.scheme).__name__} share their weights, which must be of one type and in main "
+                "memory: use a model of float32 or float64 alone and device='cpu'."
+            )
+
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
         with _one_thread(), _Crew(self, job, session, learner) as crew:
@@ -103,11 +111,6 @@ class _Crew:
         self._segment = Segment()
         plan, scheme = job.plan, job.scheme
         stolen = session.run.shards == "stolen" or (session.run.shards == "auto" and scheme.quorum(engine.workers) == 1)
-        if scheme.aliased and (engine.device != "cpu" or not is_aliasable(learner)):
-            raise UsageError(
-                f"The workers of {type(scheme).__name__} share their weights, which must be of one type and in main memory: "
-                "use a model of float32 or float64 alone and device='cpu'."
-            )
         self.center = Center(
             scheme,
             learner.weights,
