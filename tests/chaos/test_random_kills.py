@@ -1,4 +1,4 @@
-"""Fifty workers killed and ten stopped at random moments; a trainer killed ten times in a row; every line of the exchange.
+"""Seventy workers killed and ten stopped at random moments; a trainer killed ten times in a row; every line of the exchange.
 
 Run with ``make chaos``; ``-s`` shows the figures.
 """
@@ -32,8 +32,8 @@ STEP = 0.025
 @pytest.mark.parametrize(
     ("scheme", "kills", "stops"),
     [
-        (pg.AGN(window=5), 15, 4),
-        (pg.AEASGD(window=5), 15, 2),
+        (pg.AGN(window=5), 25, 4),
+        (pg.AEASGD(window=5), 25, 2),
         (pg.SyncSGD(), 10, 2),
         (pg.DiLoCo(window=5), 10, 2),
     ],
