@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 
 import pytest
@@ -87,11 +86,11 @@ def test_a_half_written_checkpoint_is_not_taken_for_one(model, rows, tmp_path):
 def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on(model, rows, tmp_path, monkeypatch):
     real, written = checkpoint.save_file, []
 
-    def full(tensors, path):
-        if written:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def full(tensors, path, metadata=None):
+        if written and path.name == checkpoint.TENSORS:
+            raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")  # not an OSError
         written.append(path)
-        real(tensors, path)
+        real(tensors, path, metadata=metadata)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     watch = Watch()

@@ -49,26 +49,31 @@ def check_scheme(scheme: Scheme, *, plain: bool = False) -> None:
         raise UsageError(f"check_scheme wants a scheme, such as Mine(window=5), but was given {scheme!r}.")
     it_is_a_frozen_dataclass(scheme)
     scheme = _with_short_window(scheme)
-    broken: list[str] = []
+    broken: dict[str, list[str]] = {}  # what is wrong -> the laws that show it: a mistake in apply() shows in nearly all
     laws: list[Callable[[Scheme], None]] = [*LAWS, *([one_worker_is_plain_training] if plain else [])]
     for law in laws:
         try:
             law(scheme)
         except Exception as error:
             told = str(error) if isinstance(error, AssertionError | ParagradError) else _where(error)
-            if not any(line.endswith(told) for line in broken):  # one mistake in apply() would be told by every law
-                broken.append(f"- {law.__name__.replace('_', ' ')}: {told}")
+            broken.setdefault(told, []).append(law.__name__.replace("_", " "))
     if broken:
-        raise LawBroken(f"{scheme!r} breaks {len(broken)} of {len(laws)} laws:\n" + "\n".join(broken))
+        lines = [f"- {first}{f' (and {len(more)} more)' if more else ''}: {told}" for told, (first, *more) in broken.items()]
+        count = sum(map(len, broken.values()))
+        raise LawBroken(f"{scheme!r} breaks {count} of {len(laws)} laws:\n" + "\n".join(lines))
 
 
 def _where(error: Exception) -> str:
     """What was raised, and the last line of the scheme's own file on the way there."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = str(Path(__file__).parent)
-    theirs = [f for f in frames if not f.filename.startswith(ours) or "/schemes/" in f.filename]
-    own = [f for f in theirs if "torch" not in f.filename]
-    place = f" (in {own[-1].name}, {Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
+    ours, schemes, theirs = Path(__file__).parent, Path(__file__).parent / "schemes", Path(torch.__file__).parent
+    files = [(frame, Path(frame.filename)) for frame in frames]
+    own = [
+        (frame, file)
+        for frame, file in files
+        if theirs not in file.parents and (ours not in file.parents or schemes in file.parents)
+    ]
+    place = f" (in {own[-1][0].name}, {own[-1][1].name} line {own[-1][0].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
 
 

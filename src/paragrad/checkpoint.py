@@ -40,7 +40,7 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside / TENSORS)
+        write_tensors(aside / TENSORS, tensors)
         manifest = {"tensors_sha256": _digest(aside / TENSORS), "numbers": dict(numbers)}
         text = json.dumps(manifest)
         (aside / MANIFEST).write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text}))
@@ -57,6 +57,14 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str
     for old in sorted(_all(folder))[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file; a disk that does not take it is an ``OSError``, as with any other file."""
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def load(path: Path) -> Checkpoint:

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from paragrad import checkpoint, options
 from paragrad.errors import UsageError
 from paragrad.learners.learner import Learner
@@ -95,12 +92,9 @@ class RunDirectory:
             if original != name:
                 aliases[name] = original
             else:
-                tensors[name] = tensor.detach().cpu().contiguous().clone()
+                tensors[name] = tensor.detach().cpu().clone()
         with self._whole("model.safetensors") as aside:
-            try:
-                save_file(tensors, aside, metadata={"format": "pt", "aliases": json.dumps(aliases)})
-            except SafetensorError as error:
-                raise OSError(str(error)) from error
+            checkpoint.write_tensors(aside, tensors, metadata={"format": "pt", "aliases": json.dumps(aliases)})
 
     @contextlib.contextmanager
     def _whole(self, name: str) -> Iterator[Path]:

@@ -219,9 +219,11 @@ class Session:
                 self._sync_error = error
             try:
                 checkpoint.save(self.directory / "checkpoints", tensors, everything)
-            except Exception as error:  # a full disk is an OSError here and a SafetensorError there
+                self._write_error = None
+            except OSError as error:
                 self._write_error = f"{type(error).__name__}: {error}"
 
+        self._write_error = "its writer failed"  # until it says otherwise: what was not seen to be written is not announced
         self._writer = threading.Thread(target=write, name="checkpoint")
         self._writing = center.clock
         self._writer.start()
