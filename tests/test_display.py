@@ -22,7 +22,6 @@ START = {
     "batches": 10,
     "parameters": 1234,
     "seed": 0,
-    "directory": "runs/here",
 }
 
 

@@ -90,6 +90,10 @@ class Center:
         self.counts = Counts()
         self.applied: Callable[[Commit], None] = lambda commit: None
         self.refused: Callable[[Commit, str], None] = lambda commit, why: None
+        self.came: Callable[[int, int, int | None], None] = lambda worker, arrived, incarnation: None
+        """Called with a worker that has joined, its arrival and its incarnation, or None for one that has left."""
+        self.arrivals = 0
+        """Commits that have come in, and workers that have joined or left."""
         self.speeds = [0.0] * workers
         self.commits_of = [0] * workers
         self.live: set[int] = set()
@@ -162,6 +166,8 @@ class Center:
     def join(self, worker: int, incarnation: int = 0) -> list[Reply]:
         """A worker, or the replacement of a lost one, is there and wants to begin."""
         self._check_rank(worker)
+        self.arrivals += 1
+        self.came(worker, self.arrivals, incarnation)
         self._incarnations[worker] = max(incarnation, self._incarnations[worker])
         others = [self.commits_of[k] for k in self.working if k != worker]
         # A newcomer does not hold back those who went on without it.
@@ -184,6 +190,8 @@ class Center:
     def leave(self, worker: int) -> list[Reply]:
         """A worker is gone and will not be replaced: nobody waits for it, others do its rows."""
         self._check_rank(worker)
+        self.arrivals += 1
+        self.came(worker, self.arrivals, None)
         self.live.discard(worker)
         self._owed.pop(worker, None)
         self.leases.abandon(worker, keep=self._waiting(worker))
@@ -194,6 +202,8 @@ class Center:
     def receive(self, commit: Commit) -> list[Reply]:
         """Take one commit: exactly once, only if it is sound, and apply the round that it completes."""
         self._check_rank(commit.worker)
+        self.arrivals += 1
+        commit.arrived = self.arrivals
         lo, hi = (0, 0) if self.scheme.aliased else self.part(commit.part)
         if commit.value.numel() != hi - lo:
             raise UsageError(
@@ -405,6 +415,7 @@ class Center:
             "ledger": self.state.numbers[1:].tolist(),
             "leases": self.leases.state(),
             "counts": vars(self.counts).copy(),
+            "arrivals": self.arrivals,
             "commits_of": list(self.commits_of),
             "speeds": list(self.speeds),
             "sitting": [worker for worker, owed in self._owed.items() if owed.sits_out == self.clock],
@@ -424,6 +435,7 @@ class Center:
         for worker in range(self.workers):
             self.leases.give_back(worker)
         self.counts = Counts(**numbers["counts"])
+        self.arrivals = numbers["arrivals"]
         self.commits_of = list(numbers["commits_of"])
         self.speeds = list(numbers["speeds"])
         self._sitting_at_restore = set(numbers["sitting"])

@@ -57,6 +57,7 @@ class Display:
         self._live: Live | None = None
         self._workers: dict[int, _Worker] = {}
         self._start: dict[str, Any] = {}
+        self._directory = ""
         self._time = 0.0
         self._began = 0.0
         self._drawn = 0.0
@@ -126,6 +127,9 @@ class Display:
                 self._loss = loss
             else:
                 self._loss += (loss - self._loss) * max(1 / self._commits, 0.2 / len(self._workers))
+
+    def _on_directory(self, data: Any) -> None:
+        self._directory = data["path"]
 
     def _on_start(self, data: Any) -> None:
         self._start = dict(data)
@@ -259,7 +263,7 @@ class Display:
         title = Text.assemble(
             ("paragrad", "bold"), "  ", (str(start.get("scheme", "")), "bold cyan"), f"  on {start.get('engine', '')}"
         )
-        foot = Text(str(start.get("directory", "")), "dim")
+        foot = Text(self._directory, "dim")
         return Panel(
             Group(*body),
             title=title,

@@ -24,6 +24,8 @@ class Job:
     validation: Source | None
     plan: Plan
     evaluation_batch: int
+    distances: bool = False
+    """Whether workers measure how far the center moves between their answers."""
 
     def check(self, learner: Learner) -> None:
         """Raise where the learner lacks what the scheme asks of it."""

@@ -54,6 +54,9 @@ class Run:
     shards: Literal["auto", "dealt", "stolen"] = "auto"
     """Whether batches are dealt to workers beforehand or taken by whoever is ready; auto: dealt where workers wait
     for each other, stolen where they do not."""
+    distances: bool = False
+    """Whether the record tells how far the center moved between each worker's answers, besides how often; it costs a
+    pass over the weights for each commit."""
     stop: Stop = field(default_factory=Stop)
     callbacks: tuple[Callback, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,17 @@ class Session:
         self.resumed: checkpoint.Checkpoint | None = None
         self.anew = False
         """Whether the directory holds an earlier attempt of which nothing can be used."""
+        self.measured: dict[str, Any] = {}
+        """What the engine has to add to the summary."""
         self._center: Center | None = None
+        self._now: Callable[[], float] = time.monotonic
+        self.virtual = False
+        """Whether the run's seconds are those of a simulated cluster: the record then holds nothing of the wall's clock."""
         self._before = 0.0
         self._began: float | None = None
         self._ended: float | None = None
+        self._wall_began: float | None = None
+        self._wall_ended: float | None = None
         self.saved: int | None = None
         """The update that the newest checkpoint is of."""
         self._record = Record(directory / "record.jsonl")
@@ -46,35 +54,58 @@ class Session:
         self._record_again = False
         self._checkpoint_at = math.inf
         self._validate_at = math.inf
+        self._validate_rows = 0
+        self.rows_between_looks = 0
+        """Rows that are trained on between two validations, at least: what bounds their share of a simulated run."""
         self._best = math.inf
         self._no_better = 0
         self._writer: threading.Thread | None = None
+        self._writing, self._writing_arrived = 0, 0
         self._write_error: str | None = None
         self._sync_error: OSError | None = None
 
     # -- time -----------------------------------------------------------------------------------------------
+
+    def use_clock(self, now: Callable[[], float]) -> None:
+        """Let the run's seconds be those of a simulated cluster. Checkpoints keep to the wall's clock."""
+        self._now, self.virtual = now, True
 
     @property
     def seconds(self) -> float:
         """Training time so far, from the start barrier on, that before a resume included."""
         if self._began is None:
             return self._before
-        return self._before + (self._ended or time.monotonic()) - self._began
+        return self._before + (self._now() if self._ended is None else self._ended) - self._began
+
+    @property
+    def wall_seconds(self) -> float:
+        """The same by the wall's clock, since the last start or resume."""
+        if self._wall_began is None:
+            return 0.0
+        return (time.monotonic() if self._wall_ended is None else self._wall_ended) - self._wall_began
 
     def go(self) -> None:
         """The start barrier has been passed: the clock runs."""
-        self._began = time.monotonic()
-        self._checkpoint_at = self._after(self.run.checkpoint_every)
-        self._validate_at = self._after(self.run.validate_every)
+        self._wall_began = time.monotonic()
+        self._began = self._now()
+        self._checkpoint_at = self._next_checkpoint()
+        self._validate_at = self._next_look(0.0)
         self.emit("go")
 
     def end(self) -> None:
         """The last commit has been applied: the clock stands."""
         if self._ended is None:
-            self._ended = time.monotonic()
+            self._ended, self._wall_ended = self._now(), time.monotonic()
 
-    def _after(self, seconds: float | None) -> float:
-        return math.inf if seconds is None else time.monotonic() + seconds
+    def _next_checkpoint(self) -> float:
+        """By the wall's clock, on every engine: what a crash may cost is real time."""
+        return math.inf if self.run.checkpoint_every is None else time.monotonic() + self.run.checkpoint_every
+
+    def _next_look(self, cost: float) -> float:
+        if self.run.validate_every is None:
+            return math.inf
+        self._validate_rows = self.tally.samples + self.rows_between_looks
+        return self._now() + max(self.run.validate_every, EVALUATION_SHARE * cost)
 
     # -- what happens ---------------------------------------------------------------------------------------
 
@@ -83,6 +114,7 @@ class Session:
         self._center = center
         center.applied = self._applied
         center.refused = self._refused
+        center.came = self._came
         if self.resumed is not None:
             numbers = dict(self.resumed.numbers["center"])
             numbers["leases"] = {**numbers["leases"], "epochs": self.plan.epochs}
@@ -99,10 +131,17 @@ class Session:
         event = Event(kind, self.seconds, data)
         self._record.write(event)
         self.tally.add(event, self.plan.batches)
-        for callback in self.run.callbacks:
-            if callback(event) is True and kind != "end":
-                self.stop("callback")
+        self._tell(event)
         self._mind_the_record(self._record.error)
+
+    def say(self, kind: str, **data: Any) -> None:
+        """Tell everyone who asked of something that is no part of the training, and so not of the record."""
+        self._tell(Event(kind, self.seconds, data))
+
+    def _tell(self, event: Event) -> None:
+        for callback in self.run.callbacks:
+            if callback(event) is True and event.kind != "end":
+                self.stop("callback")
 
     def _mind_the_record(self, error: OSError | None) -> None:
         if error is not None and not self._record_failed:
@@ -140,10 +179,43 @@ class Session:
             loss=round(commit.loss, 6) if math.isfinite(commit.loss) else None,
             seconds=round(commit.seconds, 6),
             batches=fold(commit.batches),
+            arrived=commit.arrived,
+            live=len(self._center.live),
+            **self._further(commit),
         )
 
+    def _further(self, commit: Commit) -> dict[str, Any]:
+        """What only some runs have to say of a commit."""
+        assert self._center is not None
+        more: dict[str, Any] = {}
+        if commit.pulls:
+            more["pulls"] = list(commit.pulls)
+        if math.isfinite(commit.distance):
+            more["distance"] = float(f"{commit.distance:.6g}")
+        if commit.path is not None:
+            more["path"] = [list(point) for point in commit.path]
+            more["center"] = self._center.value.tolist()
+        return more
+
     def _refused(self, commit: Commit, why: str) -> None:
-        self.emit("refused", worker=commit.worker, sequence=commit.sequence, steps=commit.steps, why=why)
+        self.emit(
+            "refused",
+            worker=commit.worker,
+            incarnation=commit.incarnation,
+            sequence=commit.sequence,
+            steps=commit.steps,
+            why=why,
+            clock=self._center.clock if self._center is not None else 0,
+            batches=fold(commit.batches),
+            arrived=commit.arrived,
+            **({"pulls": list(commit.pulls)} if commit.pulls else {}),
+        )
+
+    def _came(self, worker: int, arrived: int, incarnation: int | None) -> None:
+        if incarnation is None:
+            self.emit("leave", worker=worker, arrived=arrived)
+        else:
+            self.emit("join", worker=worker, incarnation=incarnation, arrived=arrived)
 
     # -- what is due ----------------------------------------------------------------------------------------
 
@@ -156,24 +228,23 @@ class Session:
 
     def attend(self) -> None:
         """Checkpoint and stop on the grid of time."""
-        now = time.monotonic()
-        if self.run.stop.seconds is not None and self._began is not None and now - self._began >= self.run.stop.seconds:
+        limit = math.inf if self.run.stop.seconds is None else self.run.stop.seconds
+        if self._began is not None and self._now() - self._began >= limit:
             self.stop("seconds")
-        if now >= self._checkpoint_at:
+        if time.monotonic() >= self._checkpoint_at:
             self.checkpoint()
-            self._checkpoint_at = self._after(self.run.checkpoint_every)
+            self._checkpoint_at = self._next_checkpoint()
 
     def validation_due(self) -> bool:
         """Whether it is time to look at the center; the next time is set by ``validated``."""
-        if time.monotonic() < self._validate_at:
+        if self._now() < self._validate_at or self.tally.samples < self._validate_rows:
             return False
         self._validate_at = math.inf
         return True
 
     def validated(self, found: dict[str, float], clock: int, seconds: float, *, last: bool = False) -> None:
         """The center was looked at."""
-        if self.run.validate_every is not None:
-            self._validate_at = self._after(max(self.run.validate_every, EVALUATION_SHARE * seconds))
+        self._validate_at = self._next_look(seconds)
         self.emit("validation", clock=clock, **{k: round(v, 6) for k, v in found.items()})
         if last:
             return
@@ -191,7 +262,7 @@ class Session:
 
     def skip_validation(self) -> None:
         """A validation came to nothing: try again when the next is due."""
-        self._validate_at = self._after(self.run.validate_every)
+        self._validate_at = self._next_look(0.0)
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -225,7 +296,7 @@ class Session:
 
         self._write_error = "its writer failed"  # until it says otherwise: what was not seen to be written is not announced
         self._writer = threading.Thread(target=write, name="checkpoint")
-        self._writing = center.clock
+        self._writing, self._writing_arrived = center.clock, center.arrivals
         self._writer.start()
         if wait:
             self._finish_writing()
@@ -244,7 +315,10 @@ class Session:
             self._warn(f"Checkpoint {self._writing} could not be written ({error}); the one before it is kept.")
         else:
             self.saved = self._writing
-            self.emit("checkpoint", clock=self._writing, path=f"checkpoints/{self._writing:010d}")
+            path = f"checkpoints/{self._writing:010d}"
+            # When a simulated run is written is a matter of the machine that it runs on.
+            tell = self.say if self.virtual else self.emit
+            tell("checkpoint", clock=self._writing, path=path, arrived=self._writing_arrived)
 
     def close(self) -> None:
         """Write out what is left."""

@@ -39,6 +39,10 @@ class Engine(Protocol):
     def workers(self) -> int:
         """How many."""
 
+    @property
+    def threads_each(self) -> int:
+        """Threads that a worker's model computes with."""
+
     def prepare(self) -> None:
         """Begin to start what takes time."""
 
@@ -93,7 +97,7 @@ def train(
         )
     notes = list(parts.notes)
     make_learner = _learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
-    job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH)
+    job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH, distances=run.distances)
     learner = make_learner("cpu")
     job.check(learner)
     check_quorum(scheme, engine.workers)
@@ -124,7 +128,15 @@ def train(
     session = Session(directory.path, run, plan, identity=identity)
     session.resumed, session.anew = resumed, directory.used and resumed is None
     try:
-        session.emit("start", **facts, rows=plan.rows, batches=plan.batches, directory=str(directory.path))
+        session.say("directory", path=str(directory.path))
+        session.emit(
+            "start",
+            **facts,
+            rows=plan.rows,
+            batches=plan.batches,
+            threads=engine.threads_each,
+            fingerprint=identity["data"],
+        )
         for note in notes:
             session.emit("note", message=note)
         for warning in scheme.warnings(engine.workers):
@@ -334,13 +346,13 @@ def _final_validation(session: Session, learner: Learner, parts: load.Split, cen
 
 def _summary(facts: dict[str, Any], session: Session, found: dict[str, float]) -> dict[str, Any]:
     tally = session.tally
-    seconds = session.seconds
+    seconds = session.wall_seconds if session.virtual else session.seconds
     return {
         **facts,
         "steps": tally.steps,
         "commits": tally.commits,
         "samples": tally.samples,
-        "seconds": round(seconds, 4),
+        "seconds": round(session.seconds, 4),
         "samples_per_second": round(tally.samples / seconds, 2) if seconds else 0.0,
         "train_loss": tally.train_loss,
         "test_loss": found.get("loss"),
@@ -351,6 +363,7 @@ def _summary(facts: dict[str, Any], session: Session, found: dict[str, float]) -
         "dropped_commits": tally.dropped,
         "lost_workers": tally.lost,
         "stopped": session.stopped or "finished",
+        **session.measured,
         "versions": {
             "paragrad": __version__,
             "python": platform.python_version(),

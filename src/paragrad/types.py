@@ -14,6 +14,9 @@ Vector: TypeAlias = torch.Tensor
 Batches: TypeAlias = tuple[int, ...]
 """Positions in the stream of mini-batches of a run: position p is batch p % K of epoch p // K."""
 
+Path: TypeAlias = tuple[float, ...]
+"""A point in the space of a small model's parameters."""
+
 
 @dataclass(slots=True)
 class Commit:
@@ -43,8 +46,16 @@ class Commit:
     """How long the window took."""
     part: int = 0
     """Which fragment of the vector it is, where there are several."""
+    pulls: tuple[int, ...] = ()
+    """The clocks of the centers that were pulled while it was made."""
+    distance: float = float("nan")
+    """How far the center had moved between the worker's last two answers; NaN where that is not measured."""
+    path: tuple[Path, Path] | None = None
+    """Where the window began and where it ended, for models of so few parameters that they can be drawn."""
     staleness: int = 0
     """Updates of the center between the window's beginning and now; stamped by the center."""
+    arrived: int = 0
+    """The number of this arrival at the center: of commits, and of workers that joined or left; stamped by the center."""
 
     def copied(self) -> Commit:
         """The same, in memory of its own."""

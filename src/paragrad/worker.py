@@ -20,6 +20,9 @@ from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import Batches, Commit, Reply, Vector
 
+DRAWN = 16
+"""Parameters up to which a model's path is kept in the record, to be drawn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Join:
@@ -97,24 +100,27 @@ class Pulled:
 Answer: TypeAlias = Reply | Done | Pulled | None
 
 
-def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Request, Answer, None]:
+def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool = False) -> Generator[Request, Answer, None]:
     """Pull; then again and again: a window of local steps, a commit, its answer."""
     reply = yield Join()
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
+    drawn = me.local.numel() <= DRAWN and not scheme.aliased
+    measured = Odometer(reply.value) if distances and scheme.answers == "center" and not scheme.aliased else None
     if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
         yield Scatter()
     leased, last, adopted = list(reply.batches), reply.last, reply.version
-    window, used = Done(), list[int]()
+    window, used, pulls = Done(), list[int](), list[int]()
     while not reply.done or leased:
         scheme.begin(me)
+        began = tuple(me.local.tolist()) if drawn else None
         me.steps = window.steps
         anew = not used
         while leased and window.steps < max(reply.steps, 1):
             count = 1 if scheme.early else reply.steps - window.steps
             if scheme.fetch is not None:
                 if used and me.total % scheme.fetch == 0:
-                    me.center = (yield from _pull()).value
+                    me.center = (yield from _pull(pulls)).value
                     scheme.pulled(me)
                     anew = True
                 count = min(count, scheme.fetch - me.total % scheme.fetch)
@@ -133,13 +139,18 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
             return
         pulled: Pulled | None = None
         if scheme.fresh:
-            pulled = yield from _pull()
+            pulled = yield from _pull(pulls)
             me.center = pulled.value
         last += 1
         before = {name: slot.clone() for name, slot in me.slots.items()}
         commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
+        commit.pulls = tuple(pulls)
+        if measured is not None:
+            commit.distance = measured.moved
+        if began is not None:
+            commit.path = began, tuple(me.local.tolist())
         yield Send(commit)
-        window, used = Done(), []
+        window, used, pulls = Done(), [], []
         if scheme.overlap and leased:
             me.at_send = me.local.clone()
             taken = tuple(leased[: scheme.overlap])
@@ -151,6 +162,8 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
             used += taken
         reply = yield Receive()
         assert isinstance(reply, Reply)
+        if measured is not None:
+            measured.look(reply.value)
         if reply.applied:
             me.commits += 1
             if scheme.adopt(me, reply) is not False:
@@ -169,9 +182,23 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0) -> Generator[Requ
         me.at_send = None
 
 
-def _pull() -> Generator[Request, Answer, Pulled]:
+class Odometer:
+    """How far the center moves from one answer to the next: staleness as a distance."""
+
+    def __init__(self, center: Vector) -> None:
+        self._last = center.clone()
+        self.moved = math.nan
+
+    def look(self, center: Vector) -> None:
+        """Another answer."""
+        self.moved = float(torch.linalg.vector_norm(center - self._last))
+        self._last.copy_(center)
+
+
+def _pull(pulls: list[int]) -> Generator[Request, Answer, Pulled]:
     pulled = yield Pull()
     assert isinstance(pulled, Pulled)
+    pulls.append(pulled.clock)
     return pulled
 
 

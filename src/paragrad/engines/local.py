@@ -121,7 +121,7 @@ class _Crew:
             optimizer=job.center_optimizer(learner),
             allocate=self._segment.allocate,
         )
-        by_reference = scheme.is_scaled_movement and bool(self.center.answers) and is_aliasable(learner)
+        by_reference = scheme.is_scaled_movement and bool(self.center.answers) and is_aliasable(learner) and not job.distances
         if by_reference:
             allocate, like = self._segment.allocate, learner.weights
             self.center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(engine.workers)]

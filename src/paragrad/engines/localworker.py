@@ -263,7 +263,7 @@ def _train(post: Post, job: Job) -> None:
         learner.warm_up(job.train.batch(job.plan.rows_of(0)))
     exchange = Exchange(post, job, learner)
     exchange.say(Op.READY)
-    loop = work(job.scheme, exchange.me, incarnation=post.incarnation)
+    loop = work(job.scheme, exchange.me, incarnation=post.incarnation, distances=job.distances)
     answer: Answer = None
     try:
         request = next(loop)

@@ -11,6 +11,7 @@ import torch
 from paragrad.schemes.scheme import Scheme
 from paragrad.state import Allocate
 from paragrad.types import Batches, Commit, Reply, Vector
+from paragrad.worker import DRAWN
 
 
 class Op(IntEnum):
@@ -27,7 +28,7 @@ MESSAGE = struct.Struct("<HHIQ")
 
 ANSWERED, SEQUENCE, VERSION, STEPS, ROWS, PART, INCARNATION, COUNT = range(8)
 R_VERSION, R_STEPS, R_APPLIED, R_PLACED, R_DONE, R_LAST, R_COUNT = range(8, 15)
-WEIGHT, LOSS, LR, SECONDS, R_PROGRESS = range(5)
+WEIGHT, LOSS, LR, SECONDS, DISTANCE, R_PROGRESS = range(6)
 
 
 @dataclass
@@ -42,6 +43,9 @@ class Slot:
     buffers: Vector
     integers: Vector
     batches: torch.Tensor
+    pulls: torch.Tensor
+    """How many, and their clocks."""
+    path: torch.Tensor
     reply_batches: torch.Tensor
     reply_buffers: Vector
     reply_integers: Vector
@@ -74,6 +78,8 @@ class Slot:
             buffers=tensor("buffers", buffers, like.dtype),
             integers=tensor("integers", integers, torch.int64),
             batches=tensor("batches", window, torch.int64),
+            pulls=tensor("pulls", 2 + (window // scheme.fetch + 1 if scheme.fetch else 0), torch.int64),
+            path=tensor("path", 2 * like.numel() if like.numel() <= DRAWN else 0, torch.float64),
             reply_batches=tensor("reply_batches", window, torch.int64),
             reply_buffers=tensor("reply_buffers", buffers, like.dtype),
             reply_integers=tensor("reply_integers", integers, torch.int64),
@@ -97,7 +103,12 @@ class Slot:
         self.numbers[SEQUENCE:R_VERSION] = torch.tensor(
             [commit.sequence, commit.version, commit.steps, commit.rows, commit.part, commit.incarnation, count]
         )
-        self.floats[:R_PROGRESS] = torch.tensor([commit.weight, commit.loss, commit.lr, commit.seconds], dtype=torch.float64)
+        floats = [commit.weight, commit.loss, commit.lr, commit.seconds, commit.distance]
+        self.floats[:R_PROGRESS] = torch.tensor(floats, dtype=torch.float64)
+        if commit.pulls or int(self.pulls[0]):
+            self.pulls[: 1 + len(commit.pulls)] = torch.tensor([len(commit.pulls), *commit.pulls])
+        if commit.path is not None:
+            self.path.copy_(torch.tensor(commit.path, dtype=torch.float64).view(-1))
 
     def answered(self, sequence: int) -> bool:
         """Whether the answer to that commit (or, below 0, to joining) is there."""
@@ -127,7 +138,10 @@ class Slot:
     def get_commit(self, parts: int) -> Commit:
         """The commit as it was laid out."""
         sequence, version, steps, rows, part, incarnation, count = self.numbers[SEQUENCE:R_VERSION].tolist()
-        weight, loss, lr, seconds = self.floats[:R_PROGRESS].tolist()
+        weight, loss, lr, seconds, distance = self.floats[:R_PROGRESS].tolist()
+        pulls = int(self.pulls[0])
+        path = self.path.tolist()
+        half = len(path) // 2
         length = self.value.numel()
         size = length * (part + 1) // parts - length * part // parts
         batches: Batches = tuple(self.batches[:count].tolist())
@@ -148,6 +162,9 @@ class Slot:
             lr=lr,
             seconds=seconds,
             part=part,
+            pulls=tuple(self.pulls[1 : 1 + pulls].tolist()) if pulls else (),
+            distance=distance,
+            path=(tuple(path[:half]), tuple(path[half:])) if path else None,
         )
 
     def put_reply(self, reply: Reply) -> None:
