@@ -11,10 +11,10 @@ PACKAGE = Path(__file__).parents[1] / "src" / "paragrad"
 LEVELS = [
     {"errors"},
     {"types", "options"},
-    {"kernels", "flat"},
+    {"kernels", "flat", "record", "cluster"},
     {"replica", "run", "state"},
     {"data", "schemes", "optim", "models", "losses"},
-    {"center", "view", "update", "learners", "record", "checkpoint", "tally", "result", "display"},
+    {"center", "view", "update", "learners", "checkpoint", "tally", "result", "display"},
     {"job", "directory", "bowl"},
     {"session", "worker"},
     {"engines"},

@@ -155,7 +155,13 @@ plain_values = st.one_of(
 )
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.one_of(plain_values, st.lists(plain_values))))
+keys = st.text(st.characters(exclude_categories=["Cs"]))
+nested_values = st.recursive(
+    plain_values, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)), max_leaves=8
+)
+
+
+@given(st.dictionaries(keys, nested_values, max_size=6))
 def test_what_is_written_as_toml_reads_back(tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "written.toml"
     options.write_config(path, {**config, "a table": config})
@@ -176,6 +182,7 @@ def test_a_config_reads_back(tmp_path: Any) -> None:
         ("epochs = 'three'", ["epochs = 'three'", "a whole number"]),
         ("epochs = true", ["epochs = True", "a whole number"]),
         ("data = 3", ["data = 3", "text"]),
+        ("cluster = 3", ["cluster = 3", "text or a table"]),
         ("epochs = ", ["not TOML", "Invalid value"]),
     ],
 )

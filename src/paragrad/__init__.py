@@ -13,6 +13,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from paragrad.check import check_scheme as check_scheme
+    from paragrad.cluster import CenterCrash as CenterCrash
+    from paragrad.cluster import Churn as Churn
+    from paragrad.cluster import Cluster as Cluster
+    from paragrad.cluster import Crash as Crash
+    from paragrad.cluster import DropMessage as DropMessage
+    from paragrad.cluster import DuplicateMessage as DuplicateMessage
+    from paragrad.cluster import Exponential as Exponential
+    from paragrad.cluster import Join as Join
+    from paragrad.cluster import Leave as Leave
+    from paragrad.cluster import LogNormal as LogNormal
+    from paragrad.cluster import Partition as Partition
+    from paragrad.cluster import Pause as Pause
+    from paragrad.cluster import Slow as Slow
+    from paragrad.cluster import Trace as Trace
     from paragrad.data.source import Source as Source
     from paragrad.engines import Local as Local
     from paragrad.errors import Diverged as Diverged
@@ -42,6 +56,20 @@ _HOMES = {
     "Result": "result",
     "Run": "run",
     "Stop": "run",
+    "Cluster": "cluster",
+    "Crash": "cluster",
+    "Pause": "cluster",
+    "Slow": "cluster",
+    "Leave": "cluster",
+    "Join": "cluster",
+    "Partition": "cluster",
+    "CenterCrash": "cluster",
+    "DropMessage": "cluster",
+    "DuplicateMessage": "cluster",
+    "Churn": "cluster",
+    "Exponential": "cluster",
+    "LogNormal": "cluster",
+    "Trace": "cluster",
     "Scheme": "schemes.scheme",
     "Learner": "learners.learner",
     "Step": "learners.learner",

@@ -21,13 +21,14 @@ PLAIN = re.compile(r"[\w.:/+@-]+")
 WORD = re.compile(r"[A-Za-z_]\w*")
 CONSTANTS = {"true": True, "false": False, "none": None}
 
-CONFIG: Mapping[str, type] = {
+CONFIG: Mapping[str, type | UnionType] = {
     "data": str,
     "model": str,
     "loss": str,
     "optimizer": str,
     "scheme": str,
     "engine": str,
+    "cluster": str | dict,
     "workers": int,
     "threads": int,
     "on_failure": str,
@@ -67,7 +68,7 @@ class FieldHelp:
 
 def parse(text: str, kind: str, table: Table) -> Any:
     """``agn:window=15`` as the dataclass that a table knows by that name, each value typed by its field."""
-    name, pieces = _split(text)
+    name, pieces = split_fields(text)
     known = {entry.lower(): entry for entry in table.names()}
     if name.lower() not in known:
         raise unknown(kind, name, table.names())
@@ -87,7 +88,7 @@ def parse(text: str, kind: str, table: Table) -> Any:
 
 def parse_fields(text: str) -> tuple[str, dict[str, Any]]:
     """``adam:lr=0.001,betas=(0.9,0.99)`` as a name and its fields, each value a Python literal or a bare word."""
-    name, pieces = _split(text)
+    name, pieces = split_fields(text)
     given = {}
     for key, value in pieces.items():
         try:
@@ -97,6 +98,21 @@ def parse_fields(text: str) -> tuple[str, dict[str, Any]]:
                 f"{key}={value} in {text!r}, but a value is a number, true, false, none, a word or a tuple such as (0.9,0.99)."
             ) from None
     return name, given
+
+
+def split_fields(text: str) -> tuple[str, dict[str, str]]:
+    """``name:a=1,b=(2,3)`` as the name and the text of each field; commas in brackets and quotes do not split."""
+    name, colon, rest = text.strip().partition(":")
+    pieces: dict[str, str] = {}
+    for piece in _cut(rest) if colon else ():
+        key, equals, value = piece.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise UsageError(f"{piece!r} in {text!r} is not field=value. Write {name}:field=value,field=value.")
+        if key in pieces:
+            raise UsageError(f"{key!r} is given twice in {text!r}.")
+        pieces[key] = value.strip()
+    return name.strip(), pieces
 
 
 def describe(thing: Any) -> str:
@@ -125,30 +141,28 @@ def expected(hint: Any) -> str:
         return " or ".join(expected(option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none"}
-    return words.get(hint, str(hint))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table", NoneType: "none"}
+    return words.get(hint) or (hint.__name__ if isinstance(hint, type) else str(hint))
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write a run.toml: plain values first, then tables of plain values; None is written as "none"."""
+    """Write a run.toml."""
+    path.write_text(as_toml(config), encoding="utf-8")
+
+
+def as_toml(config: Mapping[str, Any]) -> str:
+    """A TOML text: plain values first, then tables; a table in a table is written in its line, None as "none"."""
     plain = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     lines = [f"{_key(key)} = {_toml(value)}" for key, value in plain.items()]
     for name, table in config.items():
         if isinstance(table, Mapping):
             lines += ["", f"[{_key(name)}]", *(f"{_key(key)} = {_toml(value)}" for key, value in table.items())]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The options in a run.toml, checked by name and type; "none" is None."""
-    try:
-        loaded = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"There is no file {str(path)!r}. Give the run.toml of a run, or one of your own.") from None
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be read ({error.strerror}). Give a run.toml file.") from None
-    except ValueError as error:
-        raise UsageError(f"{str(path)!r} is not TOML: {error}.") from None
+    loaded = read_toml(path, "Give the run.toml of a run, or one of your own.")
     loaded.pop("about", None)
     config: dict[str, Any] = {}
     for key, value in loaded.items():
@@ -158,7 +172,19 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _checked(value: Any, kind: type, where: str) -> Any:
+def read_toml(path: Path, remedy: str) -> dict[str, Any]:
+    """What a TOML file holds; ``remedy`` says what to do where there is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"There is no file {str(path)!r}. {remedy}") from None
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read ({error.strerror}). {remedy}") from None
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} is not TOML: {error}.") from None
+
+
+def _checked(value: Any, kind: type | UnionType, where: str) -> Any:
     if value == "none":
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -166,21 +192,6 @@ def _checked(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise UsageError(f"{where}, but it is {expected(kind)}.")
     return value
-
-
-def _split(text: str) -> tuple[str, dict[str, str]]:
-    """``name:a=1,b=(2,3)`` as the name and the text of each field; commas in brackets and quotes do not split."""
-    name, colon, rest = text.strip().partition(":")
-    pieces: dict[str, str] = {}
-    for piece in _cut(rest) if colon else ():
-        key, equals, value = piece.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals or not key:
-            raise UsageError(f"{piece!r} in {text!r} is not field=value. Write {name}:field=value,field=value.")
-        if key in pieces:
-            raise UsageError(f"{key!r} is given twice in {text!r}.")
-        pieces[key] = value.strip()
-    return name.strip(), pieces
 
 
 def _cut(text: str) -> list[str]:
@@ -283,4 +294,6 @@ def _toml(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,7 +7,7 @@ import inspect
 import pytest
 from typer.testing import CliRunner
 
-from paragrad import engines, schemes
+from paragrad import cluster, engines, schemes
 from paragrad.cli import doctor
 from paragrad.cli.main import app
 from paragrad.cli.tables import flowing, told
@@ -43,6 +43,15 @@ def test_every_engine_is_listed() -> None:
         assert "workers" in said("engines", name)
 
 
+def test_every_cluster_is_listed_with_its_fields_and_faults() -> None:
+    listed = said("clusters")
+    for name in (*cluster.PROFILES, *cluster.FAULTS, *cluster.TIMES, "replace_after"):
+        assert name in listed
+    assert "speeds = [0.58, 0.75, 1.51, 3.33]" in said("clusters", "Heterogeneous")
+    assert "factor" in said("clusters", "slow")
+    assert "Did you mean 'straggler'?" in said("clusters", "stragler", code=2)
+
+
 def test_data_models_losses_and_optimisers_are_listed() -> None:
     assert "digits" in said("data")
     listed = said("models")
@@ -56,7 +65,7 @@ def test_a_docstring_flows() -> None:
     assert flowing(text) == "First line.\n\nA code word.\nChoose it now.\nNot then."
 
 
-@pytest.mark.parametrize("command", ["train", "schemes", "engines", "data", "models", "doctor"])
+@pytest.mark.parametrize("command", ["train", "schemes", "engines", "clusters", "data", "models", "doctor"])
 def test_every_command_has_help(command: str) -> None:
     assert "Usage: paragrad" in said(command, "--help").replace("root", "paragrad")
 

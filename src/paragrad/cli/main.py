@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paragrad import __version__
-from paragrad.cli import data, demo, doctor, engines, models, schemes, train
+from paragrad.cli import clusters, data, demo, doctor, engines, models, schemes, train
 from paragrad.errors import ParagradError, UsageError
 
 
@@ -52,6 +52,7 @@ app.command("train", no_args_is_help=True)(train.train)
 app.command("demo")(demo.demo)
 app.command("schemes")(schemes.schemes)
 app.command("engines")(engines.engines)
+app.command("clusters")(clusters.clusters)
 app.command("data")(data.data)
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)

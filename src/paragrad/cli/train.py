@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 32,
     "seed": 0,
 }
-OF_ENGINE = ("workers", "threads", "on_failure")
+OF_ENGINE = ("workers", "threads", "on_failure", "cluster")
 """Options that are fields of the engine, so common that they have a flag of their own."""
 HOLDOUT = 0.2
 """The share of rows kept for testing where the data has no test part, and nothing else was asked for."""
@@ -108,6 +108,14 @@ def train(
         typer.Option(
             metavar="NAME:FIELD=VALUE,...",
             help="Where workers run (see: paragrad engines). \\[default: local]",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUE,...|FILE.toml",
+            help="The virtual cluster, as straggler:latency=0.1, for an engine that has one (see: paragrad clusters).",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -232,7 +240,7 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
     if settings.get("data") is None:
         raise UsageError("Nothing says what to train on. Give --data digits, --data file.npz, or a RUN.toml that has data.")
 
-    from paragrad import engines, schemes
+    from paragrad import cluster, engines, schemes
     from paragrad.display import Display
     from paragrad.run import Run, Stop
 
@@ -243,7 +251,8 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
         if settings.get(key) is not None:
             if not hasattr(engine, key):
                 raise UsageError(f"{key}={settings[key]}, but engine {settings['engine']!r} has no such field: leave it out.")
-            engine = replace(engine, **{key: settings[key]})
+            value = cluster.from_config(settings[key]) if key == "cluster" else settings[key]
+            engine = replace(engine, **{key: value})
     stop = Stop(
         seconds=settings.get("max_seconds"),
         accuracy=settings.get("target_accuracy"),
