@@ -21,7 +21,7 @@ class Cautious(pg.Scheme):
 
     window: int = 5
 
-    def apply(self, center: pg.CenterView, commits: Sequence[pg.Commit]) -> pg.Vector:
+    def apply(self, center: pg.CenterView, commits: Sequence[pg.Commit]) -> torch.Tensor:
         for commit in commits:
             center.value += commit.value / (1 + commit.staleness)
         return center.value

@@ -33,7 +33,7 @@ class Group(pg.TorchLearner):
         self.pool = ThreadPoolExecutor(members)
         self.alias(self.weights.clone())
 
-    def alias(self, vector: pg.Vector) -> None:
+    def alias(self, vector: torch.Tensor) -> None:
         """The members' weights lie where the group's do."""
         super().alias(vector)
         for member in self.members:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paragrad.cluster import Trace as Trace
     from paragrad.data.source import Source as Source
     from paragrad.engines import Local as Local
+    from paragrad.engines import Vector as Vector
     from paragrad.errors import Diverged as Diverged
     from paragrad.errors import Interrupted as Interrupted
     from paragrad.errors import NotWritten as NotWritten
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from paragrad.types import Commit as Commit
     from paragrad.types import Event as Event
     from paragrad.types import Reply as Reply
-    from paragrad.types import Vector as Vector
 
 _HOMES = {
     "train": "train",
@@ -81,7 +81,6 @@ _HOMES = {
     "Commit": "types",
     "Reply": "types",
     "Event": "types",
-    "Vector": "types",
     "ParagradError": "errors",
     "UsageError": "errors",
     "WorkerError": "errors",

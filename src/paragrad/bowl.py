@@ -43,7 +43,7 @@ class Bowl:
     def evaluate(self, source: Source, batch_size: int) -> dict[str, float]:
         return {"loss": self._slope(source.batch(torch.arange(len(source)).numpy()))[1].loss}
 
-    def center_optimizer(self) -> _Descent:
+    def center_optimizer(self, device: str = "cpu") -> _Descent:
         return _Descent(self.lr)
 
     aliasable: bool = True

@@ -263,8 +263,9 @@ class Center:
         if not self.scheme.held:
             at_work = any(w in self.live and len(self.leases.held(w)) > self._in_round(w) for w in range(self.workers))
             return len(self._round) >= quorum or not at_work
-        coming = sum(1 for w in self.live if w not in here and self.leases.held(w))
-        return len(here) >= min(quorum, len(here) + coming)
+        if len(here) >= quorum:
+            return True
+        return not any(w not in here and self.leases.held(w) for w in self.live)
 
     def _waiting(self, worker: int) -> tuple[int, ...]:
         """The mini-batches of this worker's commits that wait in the round: they count, whatever becomes of the worker."""

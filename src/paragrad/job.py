@@ -35,14 +35,18 @@ class Job:
         if self.scheme.apart and not isinstance(learner, Scatters):
             raise UsageError(f"The workers of {self.scheme!r} start apart, so the Learner needs a scatter(seed) method.")
 
-    def center_optimizer(self, learner: Learner) -> VectorOptimizer | None:
+    def center_optimizer(self, learner: Learner, device: str = "cpu") -> VectorOptimizer | None:
         """The optimiser that the center holds; None where workers step for themselves."""
         if self.scheme.ships != "gradient":
             return None
         assert isinstance(learner, StepsAtCenter)
-        return learner.center_optimizer()
+        return learner.center_optimizer() if device == "cpu" else learner.center_optimizer(device)
 
     def scatter(self, learner: Learner, rank: int) -> None:
         """Move a worker to the random point that it starts from."""
         assert isinstance(learner, Scatters)
-        learner.scatter(self.plan.seed * 1_000_003 + rank + 1)
+        learner.scatter(self.scatter_seed(rank))
+
+    def scatter_seed(self, rank: int) -> int:
+        """The seed of the random point that a worker starts from."""
+        return self.plan.seed * 1_000_003 + rank + 1

@@ -19,6 +19,8 @@ from paragrad.errors import UsageError, unknown
 PLAIN = re.compile(r"[\w.:/+@-]+")
 """Text that stands for itself; other text is quoted as in Python."""
 WORD = re.compile(r"[A-Za-z_]\w*")
+APART = "apart"
+"""Mark, in a field's metadata, of what is no part of the text: it is an option of its own, with a form of its own."""
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 CONFIG: Mapping[str, type | UnionType] = {
@@ -75,10 +77,13 @@ def parse(text: str, kind: str, table: Table) -> Any:
     cls = table.load(known[name.lower()])
     hints = get_type_hints(cls)
     names = [field.name for field in fields(cls) if field.init]
+    apart = [field.name for field in fields(cls) if APART in field.metadata]
     given = {}
     for key, value in pieces.items():
         if key not in names:
             raise unknown(f"field of {kind} {name!r}:", key, names)
+        if key in apart:
+            raise UsageError(f"{key}={value} in {text!r}, but {key} has an option of its own: --{key} {value}.")
         try:
             given[key] = _typed(value, hints[key])
         except ValueError:
@@ -118,7 +123,8 @@ def split_fields(text: str) -> tuple[str, dict[str, str]]:
 def describe(thing: Any) -> str:
     """The shortest text that ``parse`` turns into an equal object: the fields at their defaults are left out."""
     name = getattr(thing, "name", type(thing).__name__.lower())
-    changed = [(f.name, getattr(thing, f.name)) for f in fields(thing) if f.init and getattr(thing, f.name) != _default(f)]
+    mine = [field for field in fields(thing) if field.init and APART not in field.metadata]
+    changed = [(f.name, getattr(thing, f.name)) for f in mine if getattr(thing, f.name) != _default(f)]
     return name + ":" * bool(changed) + ",".join(f"{key}={_text(value)}" for key, value in changed)
 
 

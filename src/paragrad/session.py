@@ -53,6 +53,7 @@ class Session:
         self._record_failed = False
         self._record_again = False
         self._checkpoint_at = math.inf
+        self._asked = False
         self._validate_at = math.inf
         self._validate_rows = 0
         self.rows_between_looks = 0
@@ -231,9 +232,14 @@ class Session:
         limit = math.inf if self.run.stop.seconds is None else self.run.stop.seconds
         if self._began is not None and self._now() - self._began >= limit:
             self.stop("seconds")
-        if time.monotonic() >= self._checkpoint_at:
+        if self._asked or time.monotonic() >= self._checkpoint_at:
+            self._asked = False
             self.checkpoint()
             self._checkpoint_at = self._next_checkpoint()
+
+    def ask_for_checkpoint(self) -> None:
+        """From a signal: at the next opportunity."""
+        self._asked = True
 
     def validation_due(self) -> bool:
         """Whether it is time to look at the center; the next time is set by ``validated``."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from paragrad import __version__, losses, options
 from paragrad.center import Center, check_quorum
+from paragrad.cluster import to_config
 from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.directory import RunDirectory
@@ -266,7 +267,7 @@ def _config(
     plan: Plan,
     holdout: float | None,
 ) -> dict[str, Any]:
-    spelled = run.spelled
+    spelled, cluster = run.spelled, getattr(engine, "cluster", None)
     config: dict[str, Any] = {
         "data": spelled.get("data", data),
         "model": spelled.get("model", f"python:{type(model).__name__}"),
@@ -274,6 +275,7 @@ def _config(
         "optimizer": spelled.get("optimizer", _spelling(optimizer)),
         "scheme": options.describe(scheme),
         "engine": options.describe(engine),
+        "cluster": None if cluster is None else to_config(cluster),
         "epochs": plan.epochs,
         "batch_size": plan.batch_size,
         "seed": plan.seed,

@@ -56,7 +56,7 @@ def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> b
         spare.value.copy_(now.value)
         for name, slot in spare.slots.items():
             slot.copy_(now.slots[name])
-    size = BLOCK if scheme.elementwise else max(1, hi - lo)
+    size = BLOCK if scheme.elementwise and now.value.device.type == "cpu" else max(1, hi - lo)
     for start in range(lo, max(hi, lo + 1), size):
         stop = min(start + size, hi)
         view = View(center, now, spare, start, stop)

@@ -171,7 +171,8 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
                 seen = pulled.clock + 1 if pulled is not None else reply.version
                 # A window of which steps were made while the commit was in flight began from what was adopted before.
                 me.version, adopted = (adopted if used else seen), seen
-            leased += reply.batches
+            # An answer that is given again, after the first was lost, names all that the worker holds.
+            leased += [position for position in reply.batches if position not in leased and position not in used]
         else:
             me.slots.update(before)
             if not kernels.finite(me.local):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paragrad.engines.local import Local as Local
+    from paragrad.engines.vector import Vector as Vector
 
-TABLE = {"local": ("local", "Local")}
+TABLE = {"local": ("local", "Local"), "vector": ("vector", "Vector")}
 """Name on the command line -> (file, class)."""
 
 

@@ -18,7 +18,7 @@ import torch
 from paragrad import kernels
 from paragrad.center import Center
 from paragrad.data.leases import Leases
-from paragrad.engines import children, processes
+from paragrad.engines import children, devices, processes
 from paragrad.engines.children import Child, Watch
 from paragrad.engines.localworker import Post
 from paragrad.engines.processes import Fd
@@ -75,6 +75,7 @@ class Local:
 
     def check(self, job: Job, learner: Learner) -> None:
         """Raise where this engine cannot do what the job asks for."""
+        devices.check(self.device)
         if job.scheme.aliased and (self.device != "cpu" or not is_aliasable(learner)):
             raise UsageError(
                 f"The workers of {type(job.scheme).__name__} share their weights, which must be of one type and in main "
@@ -151,7 +152,6 @@ class _Crew:
         self._watch.add(self._messages, "messages")
         self._watch.add(self._wake, "wake")
         self._begun = False
-        self._checkpoint_asked = False
         self._partial = b""
         # A worker that asks whether there is a queue looks at the pipe: what is not yet being seen to must stay in it.
         self._gulp = 1 if scheme.early else 64
@@ -181,7 +181,7 @@ class _Crew:
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if number == signal.SIGUSR1:
-            self._checkpoint_asked = True
+            self.session.ask_for_checkpoint()
             return
         if self.session.stopped == "interrupted":
             for member in self._members:
@@ -264,9 +264,6 @@ class _Crew:
 
     def _on_clock(self) -> None:
         session = self.session
-        if self._checkpoint_asked:
-            self._checkpoint_asked = False
-            session.checkpoint()
         session.attend()
         if self.job.validation is not None and session.validation_due():
             if self._evaluator is None:

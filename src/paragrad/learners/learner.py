@@ -96,8 +96,8 @@ class Scatters(Protocol):
 class StepsAtCenter(Protocol):
     """A learner for schemes that ship gradients."""
 
-    def center_optimizer(self) -> VectorOptimizer:
-        """The user's optimiser, for one flat vector."""
+    def center_optimizer(self, device: str = "cpu") -> VectorOptimizer:
+        """The user's optimiser, for one flat vector on a device."""
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from torch import nn
 from paragrad.data.source import TARGETS as TARGETS
 from paragrad.data.source import Source, all_rows, leaves, mapped, target_key
 from paragrad.errors import UsageError
-from paragrad.flat import Flat, floating_buffers, integer_buffers, trained
+from paragrad.flat import Flat, Piece, floating_buffers, integer_buffers, trained
 from paragrad.learners.learner import Step
 from paragrad.optim.optimizer import CenterOptimizer, FlatOptimizer, OptimizerLike, factory
 from paragrad.types import Vector
@@ -79,6 +79,22 @@ class TorchLearner:
     def lr(self) -> float:
         """The learning rate now."""
         return self._optimizer.lr
+
+    @property
+    def torch_optimizer(self) -> torch.optim.Optimizer:
+        """The user's optimiser, as it was made."""
+        return self._optimizer.torch
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the module holds weights in a coarser type than the vector."""
+        return self._weights.coarse
+
+    @property
+    def pieces(self) -> dict[str, list[Piece]]:
+        """Where each tensor of the module lies in weights, buffers and integers."""
+        kinds = {"weights": self._weights, "buffers": self._buffers, "integers": self._integers}
+        return {kind: flat.pieces for kind, flat in kinds.items()}
 
     def spread(self) -> bool:
         """Bring the module up to date with the vectors."""
@@ -239,12 +255,13 @@ class TorchLearner:
         """The inverse of ``state``."""
         self._optimizer.load(state)
 
-    def center_optimizer(self) -> CenterOptimizer:
+    def center_optimizer(self, device: str = "cpu") -> CenterOptimizer:
         """The same optimiser for the center, on a copy of the module in the center's own type."""
-        module = copy.deepcopy(self.module).to("cpu", self.weights.dtype)
+        module = copy.deepcopy(self.module).to(device, self.weights.dtype)
         now = dict(trained(module))
         # In the workers' order, which goes by dtype first: here all are of one.
-        weights = Flat((piece.name, now[piece.name]) for piece in self._weights.pieces)
+        pieces = [(piece.name, now[piece.name]) for piece in self._weights.pieces]
+        weights = Flat(pieces, home=pieces[0][1].device)
         return CenterOptimizer(self._make, module, weights)
 
 
@@ -289,7 +306,7 @@ def aligned(output: Any, target: Any, loss: Any = None) -> Any:
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return target
     if output.shape != target.shape:
-        classes = _by_class(loss) and not target.is_floating_point()
+        classes = by_class(loss) and not target.is_floating_point()
         if classes or output.shape[:1] != target.shape[:1] or output.numel() != target.numel():
             return target
         target = target.reshape(output.shape)
@@ -298,7 +315,7 @@ def aligned(output: Any, target: Any, loss: Any = None) -> Any:
 
 def counted(loss: Any, target: torch.Tensor) -> torch.Tensor:
     """The targets that the loss does not ignore."""
-    if _by_class(loss) and not target.is_floating_point():
+    if by_class(loss) and not target.is_floating_point():
         return target[target != getattr(loss, "ignore_index", -100)]
     return target
 
@@ -308,7 +325,7 @@ def normaliser(loss: Any, target: Any) -> float:
     first = leaves(target)[0]
     if not isinstance(first, torch.Tensor) or not first.ndim:
         return 1.0
-    if _by_class(loss) and not first.is_floating_point():
+    if by_class(loss) and not first.is_floating_point():
         mine = counted(loss, first)
         weight = getattr(loss, "weight", None)
         return float(mine.numel() if weight is None else weight[mine].sum())
@@ -321,10 +338,10 @@ def accuracy(loss: Any, output: Any, target: Any) -> float | None:
         return None
     if not target.is_floating_point() and output.ndim == target.ndim + 1:
         right = output.argmax(1) == target
-        if _by_class(loss):
+        if by_class(loss):
             right = right[target != getattr(loss, "ignore_index", -100)]
         return float(right.float().mean()) if right.numel() else 0.0
-    if _by_class(loss) and output.shape == target.shape and output.ndim > 1:
+    if by_class(loss) and output.shape == target.shape and output.ndim > 1:
         return float((output.argmax(1) == target.argmax(1)).float().mean())
     if isinstance(loss, nn.BCEWithLogitsLoss) or loss is nn.functional.binary_cross_entropy_with_logits:
         return float(((output > 0) == (target > 0.5)).float().mean())
@@ -333,6 +350,6 @@ def accuracy(loss: Any, output: Any, target: Any) -> float | None:
     return None
 
 
-def _by_class(loss: Any) -> bool:
+def by_class(loss: Any) -> bool:
     """Whether integer targets are numbers of classes to this loss."""
     return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or any(loss is function for function in BY_CLASS)

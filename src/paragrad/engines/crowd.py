@@ -1,0 +1,160 @@
+"""All workers' replicas in this process: computed together where their model allows it, else one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paragrad.job import Job
+from paragrad.learners.learner import Learner, Recovers
+from paragrad.learners.rows import Precision, Task, TorchRows
+from paragrad.learners.torch import TorchLearner
+from paragrad.replica import Replica
+from paragrad.types import Vector
+from paragrad.worker import Done, Window, run_window
+
+
+@dataclass(slots=True)
+class Due:
+    """A window that has begun in the simulation, and must be computed before it ends there."""
+
+    me: Replica
+    request: Window
+    done: Done | None = None
+
+
+class Crowd(Protocol):
+    """The replicas of all workers. A window is *closed* when it begins: whenever it is computed, the result is the same."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether windows are computed together."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors lie."""
+
+    def weights(self, rank: int) -> Vector:
+        """A worker's weights."""
+
+    def out(self, rank: int) -> Vector | None:
+        """Where a worker's gradients are written; None where it ships none."""
+
+    def buffers(self, rank: int) -> Vector:
+        """A worker's floating state that is not trained."""
+
+    def integers(self, rank: int) -> Vector:
+        """A worker's integer state that is not trained."""
+
+    def compute(self, due: Sequence[Due]) -> None:
+        """Run these windows, each of another worker."""
+
+    def begin_anew(self, rank: int) -> None:
+        """A replacement takes a lost worker's place: it has an optimiser of its own."""
+
+    def recover(self, rank: int) -> None:
+        """A worker's optimiser has seen NaN."""
+
+    def scatter(self, rank: int) -> None:
+        """Move a worker to a random point of its own."""
+
+
+class OneByOne:
+    """A learner for each worker; their windows run one after another, as in any other engine."""
+
+    batched = False
+
+    def __init__(self, job: Job, workers: int, device: str) -> None:
+        self._job = job
+        self._make: Callable[[], Learner] = lambda: job.make_learner(device)
+        self._learners = [self._make() for _ in range(workers)]
+        self.device = self._learners[0].weights.device
+
+    def weights(self, rank: int) -> Vector:
+        return self._learners[rank].weights
+
+    def out(self, rank: int) -> Vector | None:
+        return None
+
+    def buffers(self, rank: int) -> Vector:
+        return self._learners[rank].buffers
+
+    def integers(self, rank: int) -> Vector:
+        return self._learners[rank].integers
+
+    def compute(self, due: Sequence[Due]) -> None:
+        job = self._job
+        for window in due:
+            learner = self._learners[window.me.rank]
+            window.done = run_window(job.scheme, window.me, learner, job.train, job.plan, window.request)
+
+    def begin_anew(self, rank: int) -> None:
+        self._learners[rank] = self._make()
+
+    def recover(self, rank: int) -> None:
+        learner = self._learners[rank]
+        if isinstance(learner, Recovers):
+            learner.recover()
+
+    def scatter(self, rank: int) -> None:
+        self._job.scatter(self._learners[rank], rank)
+
+
+class Together:
+    """Rows of one tensor, stepped at once."""
+
+    batched = True
+
+    def __init__(
+        self, job: Job, learner: TorchLearner, workers: int, device: str, *, precision: Precision, chunk: int | None
+    ) -> None:
+        self._job = job
+        self.rows = TorchRows(
+            learner,
+            workers,
+            job.train,
+            job.plan,
+            device=device,
+            gradients=job.scheme.ships == "gradient",
+            measured=job.scheme.early,
+            precision=precision,
+            chunk=chunk,
+        )
+        self.device = self.rows.weights.device
+
+    def weights(self, rank: int) -> Vector:
+        return self.rows.weights[rank]
+
+    def out(self, rank: int) -> Vector | None:
+        return None if self.rows.gradients is None else self.rows.gradients[rank]
+
+    def buffers(self, rank: int) -> Vector:
+        return self.rows.buffers[rank]
+
+    def integers(self, rank: int) -> Vector:
+        return self.rows.integers[rank]
+
+    def compute(self, due: Sequence[Due]) -> None:
+        tasks = [Task(window.me.rank, window.request.batches) for window in due]
+        lr = self.rows.lr
+        for window, outcome in zip(due, self.rows.run(tasks), strict=True):
+            window.done = Done(
+                steps=outcome.steps,
+                rows=outcome.rows,
+                weight=outcome.weight,
+                loss=outcome.loss,
+                lr=lr,
+                moved=outcome.moved,
+            )
+
+    def begin_anew(self, rank: int) -> None:
+        self.rows.forget(rank)
+
+    def recover(self, rank: int) -> None:
+        self.rows.forget(rank)
+
+    def scatter(self, rank: int) -> None:
+        self.rows.scatter(rank, self._job.scatter_seed(rank))

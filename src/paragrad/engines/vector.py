@@ -1,0 +1,140 @@
+"""The vector engine: all workers in this process, under a virtual clock, their windows computed together on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import torch
+
+from paragrad.center import Center
+from paragrad.cluster import Cluster
+from paragrad.engines import devices, processes
+from paragrad.engines.crowd import Crowd, OneByOne, Together
+from paragrad.engines.signals import Signals
+from paragrad.engines.simulation import Simulation
+from paragrad.errors import UsageError
+from paragrad.job import Job
+from paragrad.learners import rows
+from paragrad.learners.learner import Learner
+from paragrad.learners.rows import Precision
+from paragrad.learners.torch import TorchLearner
+from paragrad.options import APART
+from paragrad.schemes.downpour import Downpour
+from paragrad.session import Session
+
+LARGE = 20_000
+"""Parameters from which windows are computed one after another on a CPU: its cores are busy with one model then."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Any number of workers in one process, on a cluster that is simulated exactly: fast training of small models on
+    one device, and a trial of any cluster before it is booked.
+
+    Choose it to train a small model with many workers on one GPU, or to see what stragglers, latency and crashes would do.
+    Not for one large model, which fills the device alone.
+    """
+
+    workers: int = 4
+    """How many workers are simulated."""
+    device: str = "cpu"
+    """Where all of them compute: cpu or cuda."""
+    cluster: Cluster = field(default_factory=Cluster, metadata={APART: True})
+    """How fast the workers are, how far from the center, and what goes wrong when."""
+    mode: Literal["auto", "together", "loop"] = "auto"
+    """Whether windows are computed together or one after another; auto: together where the model allows it and it is faster."""
+    precision: Precision = "float32"
+    """Of matrix products: float32, or tf32 or bf16, which are faster on a GPU."""
+    chunk: int | None = None
+    """Most workers that are computed at once; by default as many as there is memory for."""
+    threads: int | None = None
+    """Threads that all of them compute with on the CPU; by default the cores that this process may use."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"workers={self.workers}, but at least 1 worker is needed.")
+        for name, least in (("chunk", 1), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name}={value}, but it must be at least {least}.")
+        for name, known in (("mode", ("auto", "together", "loop")), ("precision", get_args(Precision))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name}={getattr(self, name)!r}, but it is one of {', '.join(known)}.")
+        if not isinstance(self.cluster, Cluster):
+            raise UsageError(f"cluster={self.cluster!r} is not a Cluster; give pg.Cluster(...), or a name on the command line.")
+        self.cluster.check(self.workers)
+
+    @property
+    def threads_each(self) -> int:
+        """Threads that a worker's model computes with."""
+        return self.threads or processes.usable_cores()
+
+    def prepare(self) -> None:
+        """There is nothing to start."""
+
+    def check(self, job: Job, learner: Learner) -> None:
+        """Raise where this engine cannot do what the job asks for."""
+        devices.check(self.device)
+        self._arrange(job, learner)
+
+    def run(self, job: Job, session: Session, learner: Learner) -> Center:
+        """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
+        if job.scheme.aliased:
+            name = type(job.scheme).__name__
+            session.emit("note", message=f"{name} without its races is downpour:window=1, which is simulated.")
+            job = replace(job, scheme=Downpour(window=1, bound=job.scheme.bound))
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads_each)
+        try:
+            crowd = self._crowd(job, session, learner)
+            with Signals(session):
+                return Simulation(job, session, learner, crowd, self.workers, self.cluster).run()
+        finally:
+            torch.set_num_threads(before)
+
+    def _crowd(self, job: Job, session: Session, learner: Learner) -> Crowd:
+        arranged = self._arrange(job, learner)
+        if arranged.reason is None:
+            assert isinstance(learner, TorchLearner)
+            return Together(job, learner, self.workers, self.device, precision=self.precision, chunk=arranged.chunk)
+        if self.mode != "loop":
+            session.emit("note", message=f"Workers are computed one after another: {arranged.reason}.")
+        return OneByOne(job, self.workers, self.device)
+
+    def _arrange(self, job: Job, learner: Learner) -> _Arrangement:
+        """Whether windows are computed together, and how many; raises where there is no room for the workers."""
+        reason = self._why_loop(job, learner)
+        vector = learner.weights.numel() * learner.weights.element_size()
+        # Weights, what is sent and what was answered; then what the scheme keeps, and the optimiser.
+        kept = 3 + len(job.scheme.worker_slots) + (rows.slots_of(learner) if isinstance(learner, TorchLearner) else 0)
+        static = vector * kept * self.workers
+        one = vector * (kept + 1) + (rows.activations(learner, job.train, job.plan) if reason is None else 0)  # type: ignore[arg-type]
+        room = devices.room(self.device)
+        if static + one > room:
+            raise UsageError(
+                f"{self.workers} workers of {learner.weights.numel():,} parameters need about {devices.in_words(static)}, and "
+                f"{devices.in_words(one)} to compute one of them, but {self.device} has {devices.in_words(room)}: use fewer "
+                f"workers (about {max(0, (room - one) // (vector * kept))}), a smaller model or a smaller batch."
+            )
+        most = int(min(self.workers, (room - static) // one))
+        return _Arrangement(reason, min(self.chunk or most, most))
+
+    def _why_loop(self, job: Job, learner: Learner) -> str | None:
+        if self.mode == "loop":
+            return "that was asked for"
+        if type(learner) is not TorchLearner:
+            return "the learner is one of your own"
+        if self.mode == "auto" and not self.device.startswith("cuda") and learner.weights.numel() > LARGE:
+            return f"on a CPU that is faster for a model of {learner.weights.numel():,} parameters"
+        return rows.why_not(learner, job.train, job.plan)
+
+
+@dataclass(frozen=True)
+class _Arrangement:
+    """How the workers of a run are computed."""
+
+    reason: str | None
+    """Why one after another; None: together."""
+    chunk: int
+    """How many at once."""
