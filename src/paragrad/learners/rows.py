@@ -278,9 +278,13 @@ class TorchRows:
         """Forward, backward and update of every row of the stack; returns losses and their normalisers."""
         inputs, target = split(batch)
         parameters = [weights.detach().requires_grad_() for weights in stack.weights]
+        # torch's rule for batch-norm writes running statistics into a copy where the rows do not lie side by side.
+        buffers = [buffer.clone(memory_format=torch.contiguous_format) for buffer in stack.buffers]
         with torch.enable_grad(), self._autocast():
             one = vmap(self._loss_of_one, randomness="error")
-            losses, normalisers = one(parameters, stack.buffers, stack.integers, inputs, target)
+            losses, normalisers = one(parameters, buffers, stack.integers, inputs, target)
+        for into, buffer in zip(stack.buffers, buffers, strict=True):
+            into.copy_(buffer)
         gradients = torch.autograd.grad(losses.sum(), parameters)
         losses = losses.detach()
         if self._gradients:

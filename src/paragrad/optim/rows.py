@@ -60,7 +60,7 @@ def _sgd(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor, 
         (velocity,) = slots
         share = 1 - o["dampening"]
         # A row's first step takes the whole gradient, whatever the dampening.
-        new = g if share == 1 else g * torch.where(steps == 0, 1.0, share).to(g.dtype)
+        new = g if share == 1 else g * (share + (steps == 0).double() * o["dampening"]).to(g.dtype)
         velocity.mul_(o["momentum"]).add_(new)
         g = g.add(velocity, alpha=o["momentum"]) if o["nesterov"] else velocity
     w.sub_(g, alpha=o["lr"])
@@ -72,7 +72,7 @@ def _adagrad(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tens
     total.addcmul_(g, g)
     step = g / total.sqrt().add_(o["eps"])
     if o["lr_decay"]:
-        w.sub_(step * (o["lr"] / (1 + steps * o["lr_decay"])).to(g.dtype))
+        w.sub_(step * (o["lr"] / (1 + steps.double() * o["lr_decay"])).to(g.dtype))
     else:
         w.sub_(step, alpha=o["lr"])
 
