@@ -49,7 +49,7 @@ class Plan:
     def rows_of(self, position: int) -> Rows:
         """The rows of the mini-batch at a position."""
         epoch, batch = divmod(position, self.batches)
-        return self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+        return self.order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
 
     def size_of(self, position: int) -> int:
         """How many rows the mini-batch at a position has."""
@@ -62,7 +62,8 @@ class Plan:
         """
         return int(np.random.SeedSequence((self.seed, 1, position)).generate_state(1, np.uint64)[0] >> 1)
 
-    def _order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> Rows:
+        """All rows in the order of an epoch."""
         if epoch not in self._orders:
             while len(self._orders) > 1:
                 self._orders.pop(min(self._orders))

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from paragrad.job import Job
-from paragrad.learners.learner import Learner, Recovers
+from paragrad.learners.learner import Learner, Recovers, WarmsUp
 from paragrad.learners.rows import Precision, Task, TorchRows
 from paragrad.learners.torch import TorchLearner
 from paragrad.replica import Replica
@@ -49,6 +49,9 @@ class Crowd(Protocol):
     def integers(self, rank: int) -> Vector:
         """A worker's integer state that is not trained."""
 
+    def warm_up(self) -> None:
+        """Do before the start barrier what only the first step would else wait for."""
+
     def compute(self, due: Sequence[Due]) -> None:
         """Run these windows, each of another worker."""
 
@@ -84,6 +87,11 @@ class OneByOne:
 
     def integers(self, rank: int) -> Vector:
         return self._learners[rank].integers
+
+    def warm_up(self) -> None:
+        first = self._learners[0]
+        if isinstance(first, WarmsUp):
+            first.warm_up(self._job.train.batch(self._job.plan.rows_of(0)))
 
     def compute(self, due: Sequence[Due]) -> None:
         job = self._job
@@ -136,6 +144,9 @@ class Together:
 
     def integers(self, rank: int) -> Vector:
         return self.rows.integers[rank]
+
+    def warm_up(self) -> None:
+        self.rows.warm_up()
 
     def compute(self, due: Sequence[Due]) -> None:
         tasks = [Task(window.me.rank, window.request.batches) for window in due]

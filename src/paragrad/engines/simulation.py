@@ -156,6 +156,7 @@ class Simulation:
         session.use_clock(lambda: self.now)
         if self.job.validation is not None:
             session.rows_between_looks = len(self.job.validation) * EVALUATION_SHARE // FORWARD_SHARE
+        self.crowd.warm_up()
         session.attach(center)
         self.now = session.seconds
         self.lives = [self._born(rank, 0) for rank in range(self.workers)]

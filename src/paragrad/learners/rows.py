@@ -9,23 +9,35 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays, Source, leaves, mapped
 from paragrad.flat import Piece
+from paragrad.learners.linear import Linears, Sink, Uses
 from paragrad.learners.torch import TorchLearner, aligned, by_class, split
 from paragrad.optim.rows import RowOptimizer, rows_of
 from paragrad.types import Batches, Vector
 
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
+ALIGNED = 32
+"""Elements that a row's length is rounded up to."""
+ALL, STAGE, ASIDE = "all", "stage", "aside"
+"""Where rows are computed: in their own place where all are due, else side by side with others, or apart from them."""
+FEW = 4
+"""Rows that are computed apart at a time."""
+PATIENCE = 10
+"""Steps of one shape before it is made a CUDA graph, which takes as long as some of them."""
 GRAPHS = 24
 """CUDA graphs that are kept; steps of further shapes are launched one kernel at a time."""
 
@@ -51,6 +63,15 @@ class Outcome:
     """The length of its last step, where that was asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one step of some rows came to, still on the device; None: a row whose result does not count."""
+
+    places: list[int | None]
+    losses: torch.Tensor
+    weights: torch.Tensor
+
+
 @contextlib.contextmanager
 def computing(precision: Precision) -> Iterator[None]:
     """Matrix products of float32 in tf32, where that is asked for."""
@@ -68,14 +89,12 @@ def computing(precision: Precision) -> Iterator[None]:
 class Stack:
     """Rows of everything that a step reads and writes, cut into the module's tensors."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], pieces: dict[str, list[Piece]], slots: int) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], pieces: dict[str, list[Piece]]) -> None:
         self.tensors = tensors
         self.steps = tensors["steps"]
         self.weights = _cut(tensors["weights"], pieces["weights"])
         self.buffers = _cut(tensors["buffers"], pieces["buffers"])
         self.integers = _cut(tensors["integers"], pieces["integers"])
-        self.slots = [_cut(tensors[f"slot{k}"], pieces["weights"]) for k in range(slots)]
-        self.gradients = _cut(tensors["gradients"], pieces["weights"]) if "gradients" in tensors else []
 
 
 def _cut(tensor: torch.Tensor, pieces: list[Piece]) -> list[torch.Tensor]:
@@ -117,7 +136,10 @@ class TorchRows:
         self._pieces = learner.pieces
         self._names = {kind: [piece.name for piece in pieces] for kind, pieces in self._pieces.items()}
         dtype = learner.weights.dtype
-        lengths = {"weights": learner.weights.numel(), "buffers": learner.buffers.numel()}
+        length = learner.weights.numel()
+        # Every row begins at a multiple of 128 bytes: kernels read aligned rows up to twice as fast.
+        self._width = -(-length // ALIGNED) * ALIGNED
+        lengths = {"weights": self._width, "buffers": learner.buffers.numel()}
 
         def rows(length: int, number: int, kind: torch.dtype = dtype, fill: float = 0.0) -> torch.Tensor:
             return torch.full((number, length), fill, dtype=kind, device=self.device)
@@ -135,17 +157,46 @@ class TorchRows:
 
         self._slots = 0 if gradients else len(self.optimizer.slots)
         self._all = everything(count)
-        self.weights, self.buffers, self.integers = (self._all[kind] for kind in ("weights", "buffers", "integers"))
-        self.gradients = self._all.get("gradients")
-        self.weights.copy_(learner.weights)
-        self.buffers.copy_(learner.buffers)
-        self.integers.copy_(learner.integers)
-        self._make_stage: Callable[[], dict[str, torch.Tensor]] = lambda: everything(self.chunk)
-        self._stage: dict[str, torch.Tensor] | None = None
-        self._stacks: dict[tuple[bool, int], Stack] = {}
-        self._graphs: dict[tuple[bool, int, int, bool], _Graph] = {}
-        self._seen: set[tuple[bool, int, int, bool]] = set()
+        self.weights, self.buffers, self.integers = (
+            self._all["weights"][:, :length],
+            self._all["buffers"],
+            self._all["integers"],
+        )
+        self.gradients = self._all["gradients"][:, :length] if gradients else None
+        self._start = learner.weights.clone(), learner.buffers.clone(), learner.integers.clone()
+        self._begin()
+        self._make = everything
+        self._places = {ALL: self._all}
+        self._stacks: dict[tuple[str, int], Stack] = {}
+        self._graphs: dict[tuple[str, int, int, bool], _Graph] = {}
+        self._seen: Counter[tuple[str, int, int, bool]] = Counter()
+        self._orders: dict[int, torch.Tensor] = {}
+        self._patience = PATIENCE
+        self._at_once = False
         self._scratch = learner
+        self._scratch_rows: torch.Tensor | None = None
+        self._linears: list[tuple[int, int | None]] | None = None
+        """Weight and bias of each linear layer that is used once in a forward pass; None: not looked at yet."""
+        self._looked_at: list[tuple[int, int | None]] = []
+
+    def _begin(self) -> None:
+        """All rows at the start."""
+        for rows, start in zip((self.weights, self.buffers, self.integers), self._start, strict=True):
+            rows.copy_(start)
+        for row in range(self.count):
+            self.forget(row)
+
+    def warm_up(self) -> None:
+        """Do before the start barrier what only the first steps would else wait for, and leave no trace."""
+        if self.device.type == "cuda":
+            self._patience = 2
+            ends = (0,) * (self.count - 1) + (self._plan.batches - 1,)  # the last mini-batch of an epoch may be a short one
+            for _ in range(3):
+                self.run([Task(row, (0,)) for row in range(self.count)])
+                self.run([Task(row, (position,)) for row, position in enumerate(ends)])
+            self._begin()
+            self._patience = PATIENCE
+            torch.cuda.synchronize(self.device)
 
     # -- one row --------------------------------------------------------------------------------------------
 
@@ -182,132 +233,190 @@ class TorchRows:
     def _run(self, tasks: list[Task], outcomes: list[Outcome]) -> None:
         where = [task.row for task in tasks]
         direct = where == list(range(self.count))
+        home = ALL if direct else STAGE
         index = torch.tensor(where, device=self.device)
         if not direct:
-            self._gather(index)
-        found: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
+            self._move(index, home)
+        rows, sizes = self._rows_of(tasks)
+        found: list[Found] = []
         for step in range(len(tasks[0].batches)):
-            positions = [task.batches[step] for task in tasks if len(task.batches) > step]
-            sizes = [self._plan.size_of(position) for position in positions]
-            for size in sorted(set(sizes), reverse=True):
-                mine = [k for k, other in enumerate(sizes) if other == size]
-                losses, weights = self._step(direct, mine, [positions[k] for k in mine], step > 0, outcomes)
-                found.append((mine, losses, weights))
-            for outcome, size in zip(outcomes, sizes, strict=False):
-                outcome.steps += 1
-                outcome.rows += size
+            active = sum(1 for task in tasks if len(task.batches) > step)
+            found += self._step(home, rows[step, :active], sizes[step][:active], step > 0, outcomes)
         if not direct:
-            self._scatter(index)
+            self._move(index, home, back=True)
         self._tell(found, outcomes)
 
-    def _gather(self, index: torch.Tensor) -> None:
-        if self._stage is None:
-            self._stage = self._make_stage()
-        for name, rows in self._all.items():
-            torch.index_select(rows, 0, index, out=self._stage[name][: len(index)])
+    def _rows_of(self, tasks: list[Task]) -> tuple[torch.Tensor, list[list[int]]]:
+        """(step, task, place in the mini-batch) -> row of the data, on the device; and how many of these count."""
+        plan, steps = self._plan, len(tasks[0].batches)
+        positions = np.array([task.batches + task.batches[:1] * (steps - len(task.batches)) for task in tasks]).T
+        epochs, batches = np.divmod(positions, plan.batches)
+        starts = batches * plan.batch_size
+        sizes = np.minimum(plan.batch_size, plan.rows - starts)
+        there = np.unique(epochs)
+        orders = torch.cat([self._order(int(epoch)) for epoch in there])
+        first = torch.from_numpy(np.searchsorted(there, epochs) * plan.rows + starts).to(self.device)
+        inside = torch.arange(min(plan.batch_size, plan.rows), device=self.device)
+        return orders[(first.unsqueeze(-1) + inside).clamp_(max=len(orders) - 1)], sizes.tolist()
 
-    def _scatter(self, index: torch.Tensor) -> None:
-        assert self._stage is not None
-        for name, rows in self._all.items():
-            rows.index_copy_(0, index, self._stage[name][: len(index)])
+    def _order(self, epoch: int) -> torch.Tensor:
+        if epoch not in self._orders:
+            while len(self._orders) > 2:
+                self._orders.pop(min(self._orders))
+            self._orders[epoch] = torch.from_numpy(self._plan.order(epoch)).to(self.device)
+        return self._orders[epoch]
 
-    def _tell(self, found: list[tuple[list[int], torch.Tensor, torch.Tensor]], outcomes: list[Outcome]) -> None:
+    def _move(self, index: torch.Tensor, home: str, *, back: bool = False, source: str = ALL) -> None:
+        """Bring rows of one place to the beginning of another, or back."""
+        into = self._place(home)
+        for name, rows in self._place(source).items():
+            mine = into[name][: len(index)]
+            if back:
+                rows.index_copy_(0, index, mine)
+            else:
+                torch.index_select(rows, 0, index, out=mine)
+
+    def _place(self, home: str) -> dict[str, torch.Tensor]:
+        if home not in self._places:
+            self._places[home] = self._make(self.chunk if home == STAGE else min(self.chunk, FEW))
+        return self._places[home]
+
+    def _tell(self, found: list[Found], outcomes: list[Outcome]) -> None:
         """Losses and their normalisers, fetched from the device at once."""
-        losses = torch.cat([losses for _, losses, _ in found]).tolist()
-        weights = torch.cat([weights for _, _, weights in found]).tolist()
-        places = [k for mine, _, _ in found for k in mine]
+        losses = torch.cat([piece.losses for piece in found]).tolist()
+        weights = torch.cat([piece.weights for piece in found]).tolist()
+        places = [k for piece in found for k in piece.places]
         for k, loss, weight in zip(places, losses, weights, strict=True):
-            outcomes[k].loss += loss * weight
-            outcomes[k].weight += weight
+            if k is not None:
+                outcomes[k].loss += loss * weight
+                outcomes[k].weight += weight
 
     # -- one step of many rows ------------------------------------------------------------------------------
 
-    def _step(
-        self, direct: bool, mine: list[int], positions: list[int], joined: bool, outcomes: list[Outcome]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of the rows ``mine`` of the stage (or of all rows); a gradient is joined with what is there."""
-        count = len(mine)
-        rows = np.stack([self._plan.rows_of(position) for position in positions])
-        prefix = mine == list(range(count))
-        before = self._tensors(direct)["weights"][mine].clone() if self._measured else None
-        if prefix:
-            losses, weights = self._advance(direct, count, rows, joined)
-        else:
-            # The last mini-batch of an epoch is shorter: its rows are computed aside.
-            place = torch.tensor(mine, device=self.device)
-            aside = {name: rows_.index_select(0, place) for name, rows_ in self._tensors(direct).items()}
-            stack = Stack(aside, self._pieces, self._slots)
-            losses, weights = self._compute(stack, self._batch(rows), joined)
-            for name, rows_ in self._tensors(direct).items():
-                rows_.index_copy_(0, place, aside[name])
+    def _step(self, home: str, rows: torch.Tensor, sizes: list[int], joined: bool, outcomes: list[Outcome]) -> list[Found]:
+        """One step of the first rows of a place; a gradient is joined with what is there.
+
+        The last mini-batch of an epoch may be shorter than the others. Who has it is set aside, makes the others' step
+        with them in vain, and then its own from where it was.
+        """
+        for outcome, size in zip(outcomes, sizes, strict=False):
+            outcome.steps += 1
+            outcome.rows += size
+        count, full = len(sizes), rows.shape[-1]
+        short = [k for k, size in enumerate(sizes) if size != full]
+        weights = self._place(home)["weights"]
+        before = weights[:count].clone() if self._measured else None
+        found = []
+        aside = [(short[start : start + FEW]) for start in range(0, len(short), FEW)]
+        kept = [{name: rows_[group].clone() for name, rows_ in self._place(home).items()} for group in aside]
+        if len(short) < count:
+            losses, normalisers = self._advance(home, count, rows, joined)
+            wasted = set(short)
+            found.append(Found([None if k in wasted else k for k in range(count)], losses, normalisers))
+        for group, old in zip(aside, kept, strict=True):
+            for name, mine in self._place(ASIDE).items():
+                mine[: len(group)].copy_(old[name])
+            losses, normalisers = self._advance(ASIDE, len(group), rows[group, : sizes[group[0]]], joined)
+            self._move(torch.tensor(group, device=self.device), ASIDE, back=True, source=home)
+            found.append(Found(list(group), losses, normalisers))
         if before is not None:
-            after = self._tensors(direct)["weights"][mine]
-            for k, moved in zip(mine, torch.linalg.vector_norm(after - before, dim=1).tolist(), strict=True):
-                outcomes[k].moved = moved
-        return losses, weights
+            lengths = torch.linalg.vector_norm(weights[:count] - before, dim=1).tolist()
+            for outcome, moved in zip(outcomes, lengths, strict=False):
+                outcome.moved = moved
+        return found
 
-    def _tensors(self, direct: bool) -> dict[str, torch.Tensor]:
-        if direct:
-            return self._all
-        assert self._stage is not None
-        return self._stage
-
-    def _stack(self, direct: bool, count: int) -> Stack:
-        key = direct, count
+    def _stack(self, home: str, count: int) -> Stack:
+        key = home, count
         if key not in self._stacks:
-            tensors = {name: rows[:count] for name, rows in self._tensors(direct).items()}
-            self._stacks[key] = Stack(tensors, self._pieces, self._slots)
+            self._stacks[key] = Stack({name: rows[:count] for name, rows in self._place(home).items()}, self._pieces)
         return self._stacks[key]
 
-    def _advance(self, direct: bool, count: int, rows: np.ndarray, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _advance(self, home: str, count: int, rows: torch.Tensor, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        stack = self._stack(home, count)
         if self.device.type != "cuda" or not isinstance(self._source, Arrays):
-            return self._compute(self._stack(direct, count), self._batch(rows), joined)
-        key = (direct, count, rows.shape[1], joined and self._gradients)
-        index = torch.from_numpy(rows).pin_memory().to(self.device, non_blocking=True)
+            return self._compute(stack, self._batch(rows), joined)
+        key = (home, count, rows.shape[1], joined and self._gradients)
         graph = self._graphs.get(key)
         if graph is None:
-            if key not in self._seen or len(self._graphs) >= GRAPHS:
-                self._seen.add(key)  # the first time is the warm-up that a capture needs
-                return self._compute(self._stack(direct, count), self._taken(index), joined)
-            graph = self._graphs[key] = _Graph(index)
-            stack = self._stack(direct, count)
-            graph.capture(lambda index: self._compute(stack, self._taken(index), joined))
-        return graph.replay(index)
+            if self._seen[key] < self._patience or len(self._graphs) >= GRAPHS:
+                self._seen[key] += 1  # the first times are the warm-up that a capture needs
+                return self._compute(stack, self._batch(rows), joined)
+            graph = self._graphs[key] = _Graph(rows)
+            graph.capture(lambda rows: self._compute(stack, self._batch(rows), joined))
+        return graph.replay(rows)
 
     def _compute(self, stack: Stack, batch: Any, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward, backward and update of every row of the stack; returns losses and their normalisers."""
         inputs, target = split(batch)
+        gradient = self._gradient_of(stack, joined)
+        # A step of plain SGD is made in the very product that computes a linear layer's gradient.
+        views = stack.weights if self._at_once else _cut(gradient, self._pieces["weights"])
         parameters = [weights.detach().requires_grad_() for weights in stack.weights]
         # torch's rule for batch-norm writes running statistics into a copy where the rows do not lie side by side.
         buffers = [buffer.clone(memory_format=torch.contiguous_format) for buffer in stack.buffers]
         with torch.enable_grad(), self._autocast():
-            one = vmap(self._loss_of_one, randomness="error")
+            one = vmap(partial(self._loss_of_one, views), randomness="error")
             losses, normalisers = one(parameters, buffers, stack.integers, inputs, target)
         for into, buffer in zip(stack.buffers, buffers, strict=True):
             into.copy_(buffer)
-        gradients = torch.autograd.grad(losses.sum(), parameters)
-        losses = losses.detach()
+        sunk = {k for pair in self._linears or () for k in pair}
+        found = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+        for k, mine in enumerate(found):
+            if mine is not None:
+                views[k].copy_(mine)
+            elif k not in sunk:
+                raise RuntimeError(f"The loss does not depend on {self._names['weights'][k]!r}")
         if self._gradients:
-            self._join(stack, gradients, normalisers, joined)
-        elif self.optimizer.fused and self.device.type == "cuda":
-            self._fused(stack, gradients)
-        else:
-            for k, (weights, gradient) in enumerate(zip(stack.weights, gradients, strict=True)):
-                steps = stack.steps.view(-1, *[1] * (weights.ndim - 1))
-                self.optimizer.step(weights, gradient, [slot[k] for slot in stack.slots], steps)
+            self._join(stack, gradient, normalisers, joined)
+        elif not self._at_once:
+            self._update(stack, gradient)
         stack.steps.add_(1)
-        return losses.to(torch.float64), normalisers.to(torch.float64)
+        if self._linears is None:
+            self._use(self._looked_at)
+        return losses.detach().to(torch.float64), normalisers.to(torch.float64)
+
+    def _use(self, linears: list[tuple[int, int | None]]) -> None:
+        """From the next step on, these layers' gradients are written where they are wanted."""
+        self._linears = linears
+        alone = {k for pair in linears for k in pair if k is not None} == set(range(len(self._names["weights"])))
+        self._at_once = alone and self.optimizer.plain and not self._gradients and self._precision != "bf16"
+
+    def _gradient_of(self, stack: Stack, joined: bool) -> torch.Tensor:
+        """Where the step's gradients are written, a row for each replica."""
+        if self._gradients and not joined:
+            return stack.tensors["gradients"]
+        count = len(stack.steps)
+        if self._scratch_rows is None or len(self._scratch_rows) < count:
+            size = max(count, self.chunk)
+            self._scratch_rows = torch.zeros((size, self._width), dtype=self.weights.dtype, device=self.device)
+        return self._scratch_rows[:count]
 
     def _loss_of_one(
-        self, weights: list[Vector], buffers: list[Vector], integers: list[Vector], inputs: Any, target: Any
+        self,
+        sinks: list[torch.Tensor],
+        weights: list[Vector],
+        buffers: list[Vector],
+        integers: list[Vector],
+        inputs: Any,
+        target: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         state = dict(zip(self._names["weights"], weights, strict=True))
         state |= dict(zip(self._names["buffers"], buffers, strict=True))
         state |= dict(zip(self._names["integers"], integers, strict=True))
-        if isinstance(inputs, dict):
-            output = functional_call(self.module, state, (), inputs)
+        places = {id(weight): k for k, weight in enumerate(weights)}
+        if self._linears is None:
+            looking: TorchFunctionMode = Uses()
         else:
-            output = functional_call(self.module, state, inputs if isinstance(inputs, tuple) else (inputs,))
+            rate = self.optimizer.lr if self._at_once else None
+            found = {id(weights[w]): Sink(sinks[w], None if b is None else sinks[b], rate) for w, b in self._linears}
+            looking = Linears(found)
+        with looking:
+            if isinstance(inputs, dict):
+                output = functional_call(self.module, state, (), inputs)
+            else:
+                output = functional_call(self.module, state, inputs if isinstance(inputs, tuple) else (inputs,))
+        if isinstance(looking, Uses):
+            self._looked_at = _used_once(looking.found, places)
         target = aligned(output, target, self.loss)
         return self.loss(output, target), self._normaliser(target)
 
@@ -324,38 +433,31 @@ class TorchRows:
             return torch.where(here, weight[torch.where(here, first, 0)], 0.0).sum(dtype=torch.float64)
         return first.new_full((), float(first.shape[0]), dtype=torch.float64)
 
-    def _join(self, stack: Stack, gradients: Sequence[torch.Tensor], weights: torch.Tensor, joined: bool) -> None:
+    def _join(self, stack: Stack, gradient: torch.Tensor, weights: torch.Tensor, joined: bool) -> None:
         """A mean gradient, or its mean with what earlier mini-batches of the window gave."""
         total = stack.tensors["joined"]
-        if joined:
-            total.add_(weights)
-        else:
+        if not joined:
             total.copy_(weights)
-        share = torch.where(total > 0, weights / total, 0.0).to(gradients[0].dtype)
-        for into, gradient in zip(stack.gradients, gradients, strict=True):
-            if joined:
-                into.lerp_(gradient, share.view(-1, *[1] * (gradient.ndim - 1)).expand_as(gradient))
-            else:
-                into.copy_(gradient)
+            return
+        total.add_(weights)
+        share = torch.where(total > 0, weights / total, 0.0).to(gradient.dtype)
+        stack.tensors["gradients"].lerp_(gradient, share.view(-1, 1).expand_as(gradient))
 
-    def _fused(self, stack: Stack, gradients: Sequence[torch.Tensor]) -> None:
-        """torch's own kernel for lists of tensors: one pass over memory."""
-        assert self.optimizer.fused is not None
+    def _update(self, stack: Stack, gradient: torch.Tensor) -> None:
+        """One step of every row's optimiser; by torch's own kernel for lists of tensors where it has one."""
+        if self.optimizer.fused is None or self.device.type != "cuda":
+            slots = [stack.tensors[f"slot{k}"] for k in range(self._slots)]
+            self.optimizer.step(stack.tensors["weights"], gradient, slots, stack.steps.view(-1, 1))
+            return
         o = self.optimizer.options
-        stack.steps.add_(1)
-        count = len(stack.steps)
-        steps = [step for step in stack.steps.unbind() for _ in gradients]
-
-        def one_by_one(pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return [piece[row] for row in range(count) for piece in pieces]
-
+        made = stack.steps + 1
         getattr(torch, self.optimizer.fused)(
-            one_by_one(stack.weights),
-            one_by_one(gradients),
-            one_by_one(stack.slots[0]),
-            one_by_one(stack.slots[1]),
+            list(stack.tensors["weights"].unbind()),
+            list(gradient.unbind()),
+            list(stack.tensors["slot0"].unbind()),
+            list(stack.tensors["slot1"].unbind()),
             [],
-            steps,
+            list(made.unbind()),
             lr=o["lr"],
             beta1=o["betas"][0],
             beta2=o["betas"][1],
@@ -364,7 +466,6 @@ class TorchRows:
             amsgrad=False,
             maximize=o["maximize"],
         )
-        stack.steps.sub_(1)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._precision != "bf16":
@@ -379,14 +480,22 @@ class TorchRows:
             return source
         return Arrays(mapped(source.tree, lambda leaf: leaf.to(self.device)))
 
-    def _taken(self, index: torch.Tensor) -> Any:
-        assert isinstance(self._source, Arrays)
-        return mapped(self._source.tree, lambda leaf: leaf.index_select(0, index.view(-1)).view(*index.shape, *leaf.shape[1:]))
-
-    def _batch(self, rows: np.ndarray) -> Any:
+    def _batch(self, index: torch.Tensor) -> Any:
         if isinstance(self._source, Arrays):
-            return self._taken(torch.from_numpy(rows).to(self.device))
-        return stacked([self._source.batch(mine) for mine in rows], self.device)
+            flat = index.view(-1)
+            return mapped(self._source.tree, lambda leaf: leaf.index_select(0, flat).view(*index.shape, *leaf.shape[1:]))
+        return stacked([self._source.batch(rows) for rows in index.cpu().numpy()], self.device)
+
+
+def _used_once(found: list[tuple[int, int | None]], places: dict[int, int]) -> list[tuple[int, int | None]]:
+    """The linear layers whose weight and bias are replicas' own and are used in that one place."""
+    uses = Counter(tensor for pair in found for tensor in pair)
+    mine = []
+    for weight, bias in found:
+        known = weight in places and (bias is None or bias in places)
+        if known and uses[weight] == 1 and (bias is None or uses[bias] == 1):
+            mine.append((places[weight], None if bias is None else places[bias]))
+    return mine
 
 
 @dataclass

@@ -29,6 +29,12 @@ class RowOptimizer:
         """The learning rate."""
         return float(self.options["lr"])
 
+    @property
+    def plain(self) -> bool:
+        """Whether a step is ``w - lr * gradient`` and no more."""
+        o = self.options
+        return self.update is _sgd and not (o["momentum"] or o["weight_decay"] or o["maximize"])
+
     def step(self, weights: torch.Tensor, gradient: torch.Tensor, slots: Tensors, steps: torch.Tensor) -> None:
         """One step of every row, in place; ``steps`` has the shape (rows, 1, ...) and is not changed."""
         if self.options.get("maximize"):
