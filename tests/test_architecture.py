@@ -14,11 +14,11 @@ LEVELS = [
     {"kernels", "flat", "record", "cluster"},
     {"replica", "run", "state"},
     {"data", "schemes", "optim", "models", "losses"},
-    {"center", "view", "update", "learners", "checkpoint", "tally", "result", "display"},
+    {"center", "view", "update", "learners", "arrivals", "checkpoint", "tally", "result", "display"},
     {"job", "directory", "bowl"},
     {"session", "worker"},
     {"engines"},
-    {"train", "check"},
+    {"train", "check", "replay", "recipe"},
     {"cli"},
     {"__main__"},
 ]

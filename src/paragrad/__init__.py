@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paragrad.engines import Vector as Vector
     from paragrad.errors import Diverged as Diverged
     from paragrad.errors import Interrupted as Interrupted
+    from paragrad.errors import NotReplayed as NotReplayed
     from paragrad.errors import NotWritten as NotWritten
     from paragrad.errors import ParagradError as ParagradError
     from paragrad.errors import UsageError as UsageError
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from paragrad.learners.learner import Learner as Learner
     from paragrad.learners.learner import Step as Step
     from paragrad.learners.torch import TorchLearner as TorchLearner
+    from paragrad.replay import Replayed as Replayed
+    from paragrad.replay import replay as replay
     from paragrad.replica import Replica as Replica
     from paragrad.result import Result as Result
     from paragrad.run import Run as Run
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "train": "train",
+    "replay": "replay",
+    "Replayed": "replay",
     "Result": "result",
     "Run": "run",
     "Stop": "run",
@@ -86,6 +91,7 @@ _HOMES = {
     "WorkerError": "errors",
     "Diverged": "errors",
     "Interrupted": "errors",
+    "NotReplayed": "errors",
     "NotWritten": "errors",
     **{name: f"schemes.{module}" for name, module in schemes.TABLE.items()},
     **{name: f"engines.{module}" for module, name in engines.TABLE.values()},

@@ -90,6 +90,7 @@ class Center:
         self.counts = Counts()
         self.applied: Callable[[Commit], None] = lambda commit: None
         self.refused: Callable[[Commit, str], None] = lambda commit, why: None
+        self.repeated: Callable[[Commit], None] = lambda commit: None
         self.came: Callable[[int, int, int | None], None] = lambda worker, arrived, incarnation: None
         """Called with a worker that has joined, its arrival and its incarnation, or None for one that has left."""
         self.arrivals = 0
@@ -150,6 +151,11 @@ class Center:
     def last(self, worker: int) -> int:
         """The sequence of the worker's last applied commit."""
         return self.state.last(worker)
+
+    @property
+    def waiting(self) -> list[Commit]:
+        """Commits that have come in and wait for the rest of their round."""
+        return list(self._round)
 
     @property
     def working(self) -> list[int]:
@@ -214,9 +220,11 @@ class Center:
             c.worker == commit.worker and c.sequence == commit.sequence for c in self._round
         ):
             self.counts.duplicates += 1
+            self.repeated(commit)
             return self._answer_again(commit)
         if commit.incarnation < self._incarnations[commit.worker]:
             self.counts.duplicates += 1
+            self.repeated(commit)
             return []
         late = self.scheme.late == "drop" and commit.version < self.clock
         if late or not self._sound(commit):

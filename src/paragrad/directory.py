@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paragrad import checkpoint, options
 from paragrad.errors import UsageError
 from paragrad.learners.learner import Learner
@@ -83,16 +85,7 @@ class RunDirectory:
 
     def save_model(self, learner: Learner) -> None:
         """model.safetensors: the module's own names, tied tensors once, aliases in the metadata."""
-        module = getattr(learner, "module", None)
-        tensors, aliases = {}, {}
-        first: dict[int, str] = {}
-        named = module.state_dict() if module is not None else {"weights": learner.weights, "buffers": learner.buffers}
-        for name, tensor in named.items():
-            original = first.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
-            if original != name:
-                aliases[name] = original
-            else:
-                tensors[name] = tensor.detach().cpu().clone()
+        tensors, aliases = named_tensors(learner)
         with self._whole("model.safetensors") as aside:
             checkpoint.write_tensors(aside, tensors, metadata={"format": "pt", "aliases": json.dumps(aliases)})
 
@@ -106,6 +99,22 @@ class RunDirectory:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+
+
+def named_tensors(learner: Learner) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """What is kept of a trained model: its tensors by name, tied ones once, and the further names of those."""
+    module = getattr(learner, "module", None)
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[int, str] = {}
+    named = module.state_dict() if module is not None else {"weights": learner.weights, "buffers": learner.buffers}
+    for name, tensor in named.items():
+        original = first.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
+        if original != name:
+            aliases[name] = original
+        else:
+            tensors[name] = tensor.detach().cpu().clone()
+    return tensors, aliases
 
 
 def _unused(path: Path) -> Path:

@@ -47,6 +47,10 @@ class NotWritten(ParagradError):
         self.result = result
 
 
+class NotReplayed(ParagradError):
+    """A replay left the record: what it did is not what the record says was done."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An unknown name, with the near match and the list of what there is."""
     names = sorted(known)

@@ -115,6 +115,7 @@ class Session:
         self._center = center
         center.applied = self._applied
         center.refused = self._refused
+        center.repeated = self._repeated
         center.came = self._came
         if self.resumed is not None:
             numbers = dict(self.resumed.numbers["center"])
@@ -123,9 +124,16 @@ class Session:
             self.saved = center.clock
             self.tally = Tally.from_state(self.resumed.numbers["tally"])
             self._before = self.resumed.numbers["seconds"]
-            self.emit("resume", clock=center.clock, path=self.resumed.path.name, rows=self.tally.samples)
+            self.emit(
+                "resume",
+                clock=center.clock,
+                path=self.resumed.path.name,
+                rows=self.tally.samples,
+                arrived=center.arrivals,
+                waiting=self.resumed.numbers.get("waiting", []),
+            )
         elif self.anew:
-            self.emit("resume", clock=0, path=None, rows=0)
+            self.emit("resume", clock=0, path=None, rows=0, arrived=0, waiting=[])
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write an event down and tell everyone who asked."""
@@ -170,17 +178,11 @@ class Session:
         self.emit(
             "commit",
             clock=self._center.clock,
-            worker=commit.worker,
-            incarnation=commit.incarnation,
-            sequence=commit.sequence,
-            version=commit.version,
+            **_told(commit),
             staleness=commit.staleness,
-            steps=commit.steps,
             rows=commit.rows,
             loss=round(commit.loss, 6) if math.isfinite(commit.loss) else None,
-            seconds=round(commit.seconds, 6),
-            batches=fold(commit.batches),
-            arrived=commit.arrived,
+            seconds=commit.seconds,  # to the last digit: what a scheme makes of workers' speeds can then be made again
             live=len(self._center.live),
             **self._further(commit),
         )
@@ -189,8 +191,6 @@ class Session:
         """What only some runs have to say of a commit."""
         assert self._center is not None
         more: dict[str, Any] = {}
-        if commit.pulls:
-            more["pulls"] = list(commit.pulls)
         if math.isfinite(commit.distance):
             more["distance"] = float(f"{commit.distance:.6g}")
         if commit.path is not None:
@@ -201,15 +201,18 @@ class Session:
     def _refused(self, commit: Commit, why: str) -> None:
         self.emit(
             "refused",
+            **_told(commit),
+            why=why,
+            clock=self._center.clock if self._center is not None else 0,
+        )
+
+    def _repeated(self, commit: Commit) -> None:
+        self.emit(
+            "repeated",
             worker=commit.worker,
             incarnation=commit.incarnation,
             sequence=commit.sequence,
-            steps=commit.steps,
-            why=why,
-            clock=self._center.clock if self._center is not None else 0,
-            batches=fold(commit.batches),
             arrived=commit.arrived,
-            **({"pulls": list(commit.pulls)} if commit.pulls else {}),
         )
 
     def _came(self, worker: int, arrived: int, incarnation: int | None) -> None:
@@ -287,6 +290,7 @@ class Session:
             "tally": self.tally.state(),
             "seconds": self.seconds,
             "identity": self.identity,
+            "waiting": [_told(commit) for commit in center.waiting],
         }
 
         def write() -> None:
@@ -330,3 +334,21 @@ class Session:
         """Write out what is left."""
         self._finish_writing()
         self._record.close()
+
+
+def _told(commit: Commit) -> dict[str, Any]:
+    """What is needed to make a commit again: who made it, of what, from which center, and when it came."""
+    told = {
+        "worker": commit.worker,
+        "incarnation": commit.incarnation,
+        "sequence": commit.sequence,
+        "version": commit.version,
+        "steps": commit.steps,
+        "batches": fold(commit.batches),
+        "arrived": commit.arrived,
+    }
+    if commit.saw != commit.version:
+        told["saw"] = commit.saw
+    if commit.pulls:
+        told["pulls"] = list(commit.pulls)
+    return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ from paragrad.run import Run
 from paragrad.schemes.agn import AGN
 from paragrad.schemes.scheme import Scheme
 from paragrad.session import Session
+from paragrad.types import Vector
 
 EVALUATION_BATCH = 512
 
@@ -97,7 +99,7 @@ def train(
             f"{batch_size}. Use at most {plan.batches} workers or a smaller batch_size."
         )
     notes = list(parts.notes)
-    make_learner = _learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
+    make_learner = learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
     job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH, distances=run.distances)
     learner = make_learner("cpu")
     job.check(learner)
@@ -124,7 +126,8 @@ def train(
     }
     directory = RunDirectory.open(run, scheme.name)
     resumed = directory.checkpoint(identity, notes) if run.resume else None
-    directory.write_config(_config(run, parts.name, model, loss, optimizer, scheme, engine, plan, holdout))
+    config = _config(run, parts.name, model, loss, optimizer, scheme, engine, plan, holdout)
+    directory.write_config(config)
     facts = _facts(scheme, engine, plan, learner)
     session = Session(directory.path, run, plan, identity=identity)
     session.resumed, session.anew = resumed, directory.used and resumed is None
@@ -137,6 +140,12 @@ def train(
             batches=plan.batches,
             threads=engine.threads_each,
             fingerprint=identity["data"],
+            weights=digest(learner.weights),
+            loss=config.get("loss"),
+            optimizer=config["optimizer"],
+            shards=run.shards,
+            distances=run.distances,
+            torch=torch.__version__,
         )
         for note in notes:
             session.emit("note", message=note)
@@ -155,11 +164,11 @@ def train(
             raise Interrupted(
                 f"The run was stopped at update {center.clock}{_how_to_go_on(session, center)}", str(directory.path)
             )
-        trained = _trained(model, learner, center)
+        final = trained(model, learner, center)
         found = _final_validation(session, learner, parts, center)
         summary = _summary(facts, session, found)
         result = Result(
-            model=trained,
+            model=final,
             directory=directory.path,
             summary=summary,
             staleness=session.tally.staleness,
@@ -185,7 +194,7 @@ def train(
 # -- before ---------------------------------------------------------------------------------------------------------
 
 
-def _learner_factory(
+def learner_factory(
     model: Any,
     loss: Loss | str | None,
     optimizer: OptimizerLike,
@@ -194,6 +203,7 @@ def _learner_factory(
     scheme: Scheme,
     notes: list[str],
 ) -> Callable[[str], Learner]:
+    """What builds a worker's learner on a device, from what a user gave as model, loss and optimiser."""
     if not isinstance(model, nn.Module):
         if not callable(model):
             raise UsageError(
@@ -236,6 +246,11 @@ class _ModuleLearner:
 
     def __call__(self, device: str) -> Learner:
         return TorchLearner(*self._parts, metrics=self._metrics, device=device)
+
+
+def digest(weights: Vector) -> str:
+    """A short text that changes with the weights: what a run began from."""
+    return f"{zlib.crc32(weights.detach().numpy().tobytes()):08x}"
 
 
 def _check_fit(learner: TorchLearner, parts: load.Split) -> None:
@@ -314,16 +329,17 @@ def _facts(scheme: Scheme, engine: Engine, plan: Plan, learner: Learner) -> dict
 # -- after ----------------------------------------------------------------------------------------------------------
 
 
-def _trained(model: Any, learner: Learner, center: Center) -> Any:
+def trained(model: Any, learner: Learner, center: Center) -> Any:
+    """Bring the learner to the center; returns the model as the user gave it, trained, or the user's own learner."""
     learner.weights.copy_(center.value)
     learner.buffers.copy_(center.state.buffers)
     learner.integers.copy_(center.state.integers)
     learner.spread()
     if not isinstance(learner, TorchLearner) or not isinstance(model, nn.Module):
         return learner
-    trained = copy.deepcopy(model)
-    trained.load_state_dict(learner.module.state_dict())
-    return trained
+    result = copy.deepcopy(model)
+    result.load_state_dict(learner.module.state_dict())
+    return result
 
 
 def _how_to_go_on(session: Session, center: Center) -> str:

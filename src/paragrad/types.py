@@ -48,6 +48,8 @@ class Commit:
     """Which fragment of the vector it is, where there are several."""
     pulls: tuple[int, ...] = ()
     """The clocks of the centers that were pulled while it was made."""
+    saw: int = 0
+    """The clock of the answer that was read before it: as a rule ``version``, but not where steps were made meanwhile."""
     distance: float = float("nan")
     """How far the center had moved between the worker's last two answers; NaN where that is not measured."""
     path: tuple[Path, Path] | None = None

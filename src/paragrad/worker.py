@@ -144,7 +144,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
         last += 1
         before = {name: slot.clone() for name, slot in me.slots.items()}
         commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
-        commit.pulls = tuple(pulls)
+        commit.pulls, commit.saw = tuple(pulls), reply.version
         if measured is not None:
             commit.distance = measured.moved
         if began is not None:

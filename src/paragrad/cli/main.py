@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paragrad import __version__
-from paragrad.cli import clusters, data, demo, doctor, engines, models, schemes, train
+from paragrad.cli import clusters, data, demo, doctor, engines, models, replay, schemes, train
 from paragrad.errors import ParagradError, UsageError
 
 
@@ -49,6 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", no_args_is_help=True)(train.train)
+app.command("replay", no_args_is_help=True)(replay.replay)
 app.command("demo")(demo.demo)
 app.command("schemes")(schemes.schemes)
 app.command("engines")(engines.engines)

@@ -14,7 +14,6 @@ from paragrad.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import nn
 
     from paragrad.result import Result
 
@@ -30,8 +29,6 @@ DEFAULTS: Mapping[str, Any] = {
 }
 OF_ENGINE = ("workers", "threads", "on_failure", "cluster")
 """Options that are fields of the engine, so common that they have a flag of their own."""
-HOLDOUT = 0.2
-"""The share of rows kept for testing where the data has no test part, and nothing else was asked for."""
 STOPPED = {
     "finished": "All epochs are done.",
     "seconds": "Stopped at the time limit.",
@@ -264,6 +261,7 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
     spelled = {key: settings[key] for key in ("data", "model", "loss", "optimizer") if settings.get(key) is not None}
     run = Run(out=settings.get("out"), resume=resume, stop=stop, callbacks=(display,), spelled=spelled, **rhythm)  # type: ignore[arg-type]
 
+    from paragrad.recipe import build
     from paragrad.train import train as begin
 
     engine.prepare()
@@ -288,31 +286,6 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
     if table and not quiet:
         show(result, display.console)
     return result
-
-
-def build(settings: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, made for the shape of the rows; and the rows, as ``train`` takes them, with what to say of them."""
-    import numpy as np
-
-    from paragrad import losses, models
-    from paragrad.data.load import split
-    from paragrad.data.source import leaves
-    from paragrad.learners.torch import split as inputs_and_target
-
-    for key in ("model", "loss", "optimizer"):
-        if str(settings.get(key)).startswith("python:"):
-            raise UsageError(f"{key} = {settings[key]!r} was made in Python, which a run.toml cannot repeat: give --{key}.")
-    seed, holdout = settings["seed"], settings.get("holdout")
-    parts = split(settings["data"], None, holdout, seed)
-    if parts.validation is None and holdout is None:
-        parts = split(settings["data"], None, HOLDOUT, seed)
-    loss = losses.build(settings["loss"]) if settings.get("loss") is not None else losses.infer(parts.train)[0]
-    inputs, _ = inputs_and_target(parts.train.batch(np.zeros(1, dtype=np.int64)))
-    model = models.build(settings["model"], tuple(leaves(inputs)[0].shape[1:]), losses.outputs(parts.train, loss), seed)
-    if holdout is None:
-        return model, {"data": parts.train, "validation": parts.validation, "notes": parts.notes}
-    # A hold-out that was asked for is left to train, which writes it into run.toml.
-    return model, {"data": settings["data"], "holdout": holdout, "notes": ()}
 
 
 def show(result: Result, console: Console) -> None:

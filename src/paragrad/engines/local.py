@@ -28,6 +28,7 @@ from paragrad.errors import UsageError, WorkerError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner, is_aliasable
 from paragrad.session import Session
+from paragrad.state import Allocate
 from paragrad.types import Reply
 
 DEATHS = 3
@@ -84,13 +85,13 @@ class Local:
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
-        with _one_thread(), _Crew(self, job, session, learner) as crew:
+        with one_thread(), _Crew(self, job, session, learner) as crew:
             crew.work()
             return crew.center
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """The applier works in blocks on one core: torch's own threads would spin beside the workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -102,6 +103,32 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def make_center(job: Job, learner: Learner, *, workers: int, shards: str, allocate: Allocate) -> Center:
+    """The center at the beginning of a run, ``learner`` its starting point, with the workers' weights within its reach where
+    the scheme is a scaled movement."""
+    plan, scheme = job.plan, job.scheme
+    stolen = shards == "stolen" or (shards == "auto" and scheme.quorum(workers) == 1)
+    center = Center(
+        scheme,
+        learner.weights,
+        workers=workers,
+        leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=workers, stolen=stolen),
+        buffers=learner.buffers,
+        integers=learner.integers,
+        optimizer=job.center_optimizer(learner),
+        allocate=allocate,
+    )
+    like = learner.weights
+    if scheme.is_scaled_movement and center.answers and is_aliasable(learner) and not job.distances:
+        center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(workers)]
+    return center
+
+
+def longest_window(job: Job) -> int:
+    """Mini-batches that a commit can be made of, at most."""
+    return min(job.plan.positions, job.scheme.window + job.scheme.overlap)
+
+
 class _Crew:
     """The parent's side of one run: starts workers, applies their commits in the order of the pipe, replaces the lost."""
 
@@ -110,24 +137,12 @@ class _Crew:
         self.job = job
         self.session = session
         self._segment = Segment()
-        plan, scheme = job.plan, job.scheme
-        stolen = session.run.shards == "stolen" or (session.run.shards == "auto" and scheme.quorum(engine.workers) == 1)
-        self.center = Center(
-            scheme,
-            learner.weights,
-            workers=engine.workers,
-            leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=engine.workers, stolen=stolen),
-            buffers=learner.buffers,
-            integers=learner.integers,
-            optimizer=job.center_optimizer(learner),
-            allocate=self._segment.allocate,
+        scheme = job.scheme
+        self.center = make_center(
+            job, learner, workers=engine.workers, shards=session.run.shards, allocate=self._segment.allocate
         )
-        by_reference = scheme.is_scaled_movement and bool(self.center.answers) and is_aliasable(learner) and not job.distances
-        if by_reference:
-            allocate, like = self._segment.allocate, learner.weights
-            self.center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(engine.workers)]
         session.attach(self.center)
-        self._window = min(plan.positions, scheme.window + scheme.overlap)
+        self._window = longest_window(job)
         self._slots = [
             Slot.make(
                 self._segment.allocate,
@@ -137,7 +152,7 @@ class _Crew:
                 buffers=learner.buffers.numel(),
                 integers=learner.integers.numel(),
                 window=self._window,
-                by_reference=by_reference,
+                by_reference=bool(self.center.homes),
             )
             for rank in range(engine.workers)
         ]

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from typing import Protocol
 
 import torch
 
@@ -28,6 +29,7 @@ from paragrad.schemes.scheme import Scheme
 from paragrad.types import Commit, Reply, Vector
 from paragrad.worker import (
     Answer,
+    Done,
     Join,
     Pull,
     Pulled,
@@ -144,52 +146,53 @@ class Reader:
         return self._values[0]
 
 
-class Exchange:
-    """How one worker's requests are answered in this engine."""
+class Reads(Protocol):
+    """Who can read the center."""
 
-    def __init__(self, post: Post, job: Job, learner: Learner) -> None:
-        self._post = post
+    def pull(self, value: Vector) -> int:
+        """Copy the center into ``value``; returns its clock."""
+
+    @property
+    def live_value(self) -> Vector:
+        """The value itself."""
+
+
+class Exchange:
+    """How one worker's requests are answered over memory that it shares with the center; ``Posted`` adds the waiting."""
+
+    def __init__(
+        self,
+        job: Job,
+        learner: Learner,
+        slot: Slot,
+        reader: Reads,
+        *,
+        workers: int,
+        incarnation: int,
+        answer: Vector | None,
+        home: Vector | None,
+    ) -> None:
         self._job = job
         self._learner = learner
-        self._segment = Segment(post.segment.open(), post.layout)
-        self._reader = Reader(self._segment, aliased=job.scheme.aliased)
-        self._pipe = post.messages.open()
-        self._doorbell = post.doorbell.open()
+        self._slot = slot
+        self._reader = reader
+        self._answer = answer
+        """Where the center lays this worker's answers; None: they are pulled."""
         scheme = job.scheme
-        mine, center = learner.weights, self._reader.live_value
-        if (mine.numel(), mine.dtype) != (center.numel(), center.dtype):
-            raise UsageError(
-                f"Worker {post.rank} built a model of {mine.numel():,} values ({mine.dtype}), but the center has "
-                f"{center.numel():,} ({center.dtype}). Every worker must build the same model."
-            )
-        self._slot = Slot.make(
-            lambda name, length, dtype: self._segment.tensor(name),
-            post.rank,
-            scheme,
-            like=self._reader.live_value,
-            buffers=learner.buffers.numel(),
-            integers=learner.integers.numel(),
-            window=post.window,
-            by_reference=f"home{post.rank}" in post.layout,
-        )
-        answer = f"answer{post.rank}"
-        self._answer = self._segment.tensor(answer) if answer in post.layout else None
-        home = f"home{post.rank}"
-        if scheme.aliased or home in post.layout:
-            where = self._reader.live_value if scheme.aliased else self._segment.tensor(home)
+        if scheme.aliased or home is not None:
             assert is_aliasable(learner)
-            learner.alias(where)
+            learner.alias(reader.live_value if home is None else home)
         self.me = Replica(
             learner.weights,
-            rank=post.rank,
-            workers=post.workers,
+            rank=slot.worker,
+            workers=workers,
             slots=scheme.worker_slots,
-            out=self._slot.value if self._slot.value.numel() else learner.weights,
+            out=slot.value if slot.value.numel() else learner.weights,
         )
-        self.me.by_reference = home in post.layout
-        self._seen = self._where_to_pull() if self._answer is None and not scheme.aliased else None
+        self.me.by_reference = home is not None
+        self._seen = self._where_to_pull() if answer is None and not scheme.aliased else None
         self._fresh = torch.empty_like(learner.weights) if scheme.fresh or scheme.fetch else None
-        self._waiting_for = -1 - post.incarnation
+        self._waiting_for = -1 - incarnation
 
     def _where_to_pull(self) -> Vector:
         """Gradients need no anchor: where they are shipped, and the answer is taken as it is, it is pulled into the weights."""
@@ -201,10 +204,7 @@ class Exchange:
         """Do what the worker's loop asks for."""
         match request:
             case Window():
-                done = run_window(self._job.scheme, self.me, self._learner, self._job.train, self._job.plan, request)
-                if self._job.scheme.early:
-                    done.busy = self._center_has_a_queue()
-                return done
+                return self.run(request)
             case Send(commit):
                 self.send(changed(commit, buffers=self._learner.buffers, integers=self._learner.integers))
                 return None
@@ -218,29 +218,35 @@ class Exchange:
                     self._learner.recover()
                 return None
             case Scatter():
-                self._job.scatter(self._learner, self._post.rank)
+                self._job.scatter(self._learner, self.me.rank)
                 return None
 
+    def run(self, request: Window) -> Done:
+        """A window of local steps."""
+        return run_window(self._job.scheme, self.me, self._learner, self._job.train, self._job.plan, request)
+
     def send(self, commit: Commit) -> None:
-        """Lay out the commit in the slot, then say so: the one write that makes it count."""
+        """Lay out the commit in the slot."""
         self._slot.put_commit(commit)
         self._waiting_for = commit.sequence
-        self.say(Op.COMMIT, commit.sequence)
 
-    def say(self, op: Op, sequence: int = 0) -> None:
-        """One message of 16 bytes into the shared pipe."""
-        os.write(self._pipe, MESSAGE.pack(self._post.rank, op, self._post.incarnation, sequence))
+    @property
+    def answered(self) -> bool:
+        """Whether the answer to the last commit, or to joining, is there."""
+        return self._slot.answered(self._waiting_for)
 
     def receive(self) -> Reply:
-        """Sleep until the answer is there, and take it."""
-        while not self._slot.answered(self._waiting_for):
-            os.eventfd_read(self._doorbell)
+        """Take the answer that is there."""
         reply = self._read_reply()
         assert reply.buffers is not None
         assert reply.integers is not None
         self._learner.buffers.copy_(reply.buffers)
         self._learner.integers.copy_(reply.integers)
         return reply
+
+    def check(self) -> None:
+        """Raise where the model has moved out of the vector that is exchanged."""
+        self._learner.check()
 
     def _read_reply(self) -> Reply:
         if self._answer is not None:
@@ -251,17 +257,82 @@ class Exchange:
         placed = self._seen is self._learner.weights
         return changed(self._slot.get_reply(self._seen), version=clock, placed=placed)
 
+
+class Posted(Exchange):
+    """The same in a process of its own: a message says that a commit is laid out, a doorbell that an answer is."""
+
+    def __init__(self, post: Post, job: Job, learner: Learner) -> None:
+        segment = Segment(post.segment.open(), post.layout)
+        reader = Reader(segment, aliased=job.scheme.aliased)
+        self._post = post
+        self._pipe = post.messages.open()
+        self._doorbell = post.doorbell.open()
+        mine, center = learner.weights, reader.live_value
+        if (mine.numel(), mine.dtype) != (center.numel(), center.dtype):
+            raise UsageError(
+                f"Worker {post.rank} built a model of {mine.numel():,} values ({mine.dtype}), but the center has "
+                f"{center.numel():,} ({center.dtype}). Every worker must build the same model."
+            )
+        answer, home = f"answer{post.rank}", f"home{post.rank}"
+        slot = Slot.make(
+            lambda name, length, dtype: segment.tensor(name),
+            post.rank,
+            job.scheme,
+            like=center,
+            buffers=learner.buffers.numel(),
+            integers=learner.integers.numel(),
+            window=post.window,
+            by_reference=home in post.layout,
+        )
+        super().__init__(
+            job,
+            learner,
+            slot,
+            reader,
+            workers=post.workers,
+            incarnation=post.incarnation,
+            answer=segment.tensor(answer) if answer in post.layout else None,
+            home=segment.tensor(home) if home in post.layout else None,
+        )
+
+    def run(self, request: Window) -> Done:
+        """A window of local steps, and whether the center had a queue at its end."""
+        done = super().run(request)
+        if self._job.scheme.early:
+            done.busy = self._center_has_a_queue()
+        return done
+
+    def send(self, commit: Commit) -> None:
+        """Lay out the commit in the slot, then say so: the one write that makes it count."""
+        super().send(commit)
+        self.say(Op.COMMIT, commit.sequence)
+
+    def say(self, op: Op, sequence: int = 0) -> None:
+        """One message of 16 bytes into the shared pipe."""
+        os.write(self._pipe, MESSAGE.pack(self._post.rank, op, self._post.incarnation, sequence))
+
+    def receive(self) -> Reply:
+        """Sleep until the answer is there, and take it."""
+        while not self.answered:
+            os.eventfd_read(self._doorbell)
+        return super().receive()
+
     def _center_has_a_queue(self) -> bool:
         waiting = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0\0\0\0"))[0]
         return int(waiting) > 0
 
 
-def _train(post: Post, job: Job) -> None:
+def warm_learner(job: Job, device: str) -> Learner:
+    """A worker's learner, ready for its first step."""
     seed_everything(job.plan.seed)
-    learner = job.make_learner(post.device)
+    learner = job.make_learner(device)
     if isinstance(learner, WarmsUp):
         learner.warm_up(job.train.batch(job.plan.rows_of(0)))
-    exchange = Exchange(post, job, learner)
+    return learner
+
+
+def _train(post: Post, job: Job) -> None:
+    exchange = Posted(post, job, warm_learner(job, post.device))
     exchange.say(Op.READY)
     loop = work(job.scheme, exchange.me, incarnation=post.incarnation, distances=job.distances)
     answer: Answer = None
@@ -271,7 +342,7 @@ def _train(post: Post, job: Job) -> None:
             answer = exchange.answer(request)
             request = loop.send(answer)
     except StopIteration:
-        learner.check()
+        exchange.check()
         exchange.say(Op.LEFT)
 
 

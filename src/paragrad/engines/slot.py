@@ -26,8 +26,8 @@ class Op(IntEnum):
 MESSAGE = struct.Struct("<HHIQ")
 """(worker, operation, incarnation, sequence): 16 bytes, below PIPE_BUF, so that one write is all or nothing."""
 
-ANSWERED, SEQUENCE, VERSION, STEPS, ROWS, PART, INCARNATION, COUNT = range(8)
-R_VERSION, R_STEPS, R_APPLIED, R_PLACED, R_DONE, R_LAST, R_COUNT = range(8, 15)
+ANSWERED, SEQUENCE, VERSION, STEPS, ROWS, PART, INCARNATION, SAW, COUNT = range(9)
+R_VERSION, R_STEPS, R_APPLIED, R_PLACED, R_DONE, R_LAST, R_COUNT = range(9, 16)
 WEIGHT, LOSS, LR, SECONDS, DISTANCE, R_PROGRESS = range(6)
 
 
@@ -101,7 +101,7 @@ class Slot:
         count = len(commit.batches)
         self.batches[:count] = torch.tensor(commit.batches, dtype=torch.int64)
         self.numbers[SEQUENCE:R_VERSION] = torch.tensor(
-            [commit.sequence, commit.version, commit.steps, commit.rows, commit.part, commit.incarnation, count]
+            [commit.sequence, commit.version, commit.steps, commit.rows, commit.part, commit.incarnation, commit.saw, count]
         )
         floats = [commit.weight, commit.loss, commit.lr, commit.seconds, commit.distance]
         self.floats[:R_PROGRESS] = torch.tensor(floats, dtype=torch.float64)
@@ -137,7 +137,7 @@ class Slot:
 
     def get_commit(self, parts: int) -> Commit:
         """The commit as it was laid out."""
-        sequence, version, steps, rows, part, incarnation, count = self.numbers[SEQUENCE:R_VERSION].tolist()
+        sequence, version, steps, rows, part, incarnation, saw, count = self.numbers[SEQUENCE:R_VERSION].tolist()
         weight, loss, lr, seconds, distance = self.floats[:R_PROGRESS].tolist()
         pulls = int(self.pulls[0])
         path = self.path.tolist()
@@ -163,6 +163,7 @@ class Slot:
             seconds=seconds,
             part=part,
             pulls=tuple(self.pulls[1 : 1 + pulls].tolist()) if pulls else (),
+            saw=saw,
             distance=distance,
             path=(tuple(path[:half]), tuple(path[half:])) if path else None,
         )
