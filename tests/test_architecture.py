@@ -15,7 +15,7 @@ LEVELS = [
     {"replica", "run", "state"},
     {"data", "schemes", "optim", "models", "losses"},
     {"center", "view", "update", "learners", "arrivals", "checkpoint", "tally", "result", "display"},
-    {"job", "directory", "bowl"},
+    {"job", "directory", "bowl", "analysis"},
     {"session", "worker"},
     {"engines"},
     {"train", "check", "replay", "recipe"},
@@ -28,8 +28,9 @@ NEVER = {
     "learners": {"schemes", "engines", "center"},
     "display": {"train", "engines", "session"},
     "record": {"train", "engines", "session"},
+    "analysis": {"train", "engines", "session"},
 }
-HEAVY = {"sklearn", "ray", "pyspark", "mpi4py", "keras", "h5py", "uproot", "pyarrow"}
+HEAVY = {"sklearn", "ray", "pyspark", "mpi4py", "keras", "h5py", "uproot", "pyarrow", "matplotlib"}
 
 
 def room_of(path: Path) -> str:

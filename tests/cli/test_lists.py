@@ -65,7 +65,9 @@ def test_a_docstring_flows() -> None:
     assert flowing(text) == "First line.\n\nA code word.\nChoose it now.\nNot then."
 
 
-@pytest.mark.parametrize("command", ["train", "schemes", "engines", "clusters", "data", "models", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["train", "replay", "analyse", "schemes", "engines", "clusters", "data", "models", "doctor"]
+)
 def test_every_command_has_help(command: str) -> None:
     assert "Usage: paragrad" in said(command, "--help").replace("root", "paragrad")
 

@@ -1,0 +1,55 @@
+"""Temporal efficiency: which of two runs had the better model in hand, over the time that both of them ran."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from paragrad.errors import UsageError
+from paragrad.types import Event
+
+Curve = list[tuple[float, float]]
+"""Seconds and accuracy, in the order of time."""
+
+
+def accuracy(events: Iterable[Event], *, name: str = "the run") -> Curve:
+    """Accuracy on the validation rows against time, those looks left out that a resumed run went back behind."""
+    looks: list[Event] = []
+    for event in events:
+        if event.kind == "resume":
+            looks = [look for look in looks if look.data["clock"] <= event.data["clock"]]
+        elif event.kind == "validation" and event.data.get("accuracy") is not None:
+            looks.append(event)
+    curve = sorted((look.time, float(look.data["accuracy"])) for look in looks)
+    if len(curve) < 2:
+        raise UsageError(
+            f"Temporal efficiency wants the accuracy of {name} against time, but its record has {len(curve)} validations "
+            "with an accuracy, and 2 are needed. Train with validation rows, and validate more often (--validate-every)."
+        )
+    return curve
+
+
+def efficiency(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
+    """E(a, b) = ∫₀ᵐ f_a dt / ∫₀ᵐ f_b dt, with f accuracy against time and m the length of the shorter run (Hermans 2017).
+
+    Above 1, ``a`` was ahead on average. The integrals are trapezoids between validations; before its first one, when
+    nothing is known, a run is taken to rise in a straight line from nothing. m is the time of the last validation of the
+    run that ended first.
+    """
+    until = min(a[-1][0], b[-1][0])
+    below = area(b, until)
+    if below <= 0:
+        raise UsageError(f"The second run had no accuracy at all in the first {until:g} s: nothing can be compared with it.")
+    return area(a, until) / below
+
+
+def area(curve: Sequence[tuple[float, float]], until: float) -> float:
+    """∫₀ᵐ f dt by trapezoids, the last one cut where the time is up."""
+    points = [(0.0, 0.0), *curve] if curve[0][0] > 0 else list(curve)
+    cut = bisect_left([time for time, _ in points], until)
+    if cut < len(points):
+        (before, low), (after, high) = points[max(cut - 1, 0)], points[cut]
+        share = (until - before) / (after - before) if after > before else 1.0
+        points = [*points[:cut], (until, low + share * (high - low))]
+    return sum((t1 - t0) * (f0 + f1) / 2 for (t0, f0), (t1, f1) in pairwise(points))

@@ -1,0 +1,114 @@
+"""``paragrad analyse``: what the record of a run tells about staleness, and which of two runs was ahead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from paragrad.analysis.staleness import Balance, Sample
+    from paragrad.types import Event
+
+
+def analyse(
+    run: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
+    against: Annotated[Path | None, typer.Option(help="Another run, to compare accuracy over time with.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Where to write pictures (needs matplotlib).")] = None,
+) -> None:
+    """How stale the commits of each worker were and why, from the record of a run."""
+    from paragrad.analysis import efficiency, staleness
+    from paragrad.cli.tables import console
+
+    events = record_of(run)
+    commits = staleness.samples(events)
+    ratio = None
+    if against is not None:
+        others = record_of(against)
+        ratio = efficiency.efficiency(
+            efficiency.accuracy(events, name=str(run)), efficiency.accuracy(others, name=str(against))
+        )
+    if figures is not None:
+        from paragrad.analysis.figures import staleness as draw
+
+        draw(figures / "staleness.png", commits)
+    console.print(_table(run, commits, _idle(run)))
+    for line in _told(staleness.balance(events), gaps=any(event.kind == "gap" for event in events)):
+        console.print(line, soft_wrap=True, markup=False)
+    if ratio is not None:
+        place = "ahead" if ratio > 1 else "behind" if ratio < 1 else "even"
+        console.print(
+            f"Temporal efficiency against {against}: {ratio:.4f} ({place} on average over the time that both ran)",
+            soft_wrap=True,
+            markup=False,
+        )
+    if figures is not None:
+        console.print(f"Written: {figures / 'staleness.png'}", soft_wrap=True, markup=False)
+
+
+def record_of(run: Path) -> list[Event]:
+    """The events of a run's directory, of which at least one must be an applied commit."""
+    from paragrad import record
+    from paragrad.errors import UsageError
+
+    path = run / "record.jsonl"
+    if not run.is_dir():
+        what = "is a file" if run.exists() else "is not there"
+        raise UsageError(f"{run} {what}: give the directory of a run, such as runs/first.")
+    if not path.is_file():
+        raise UsageError(f"{run} has no record.jsonl, so it is not the directory of a run; give one that paragrad train made.")
+    events = list(record.read(path))
+    if not record.effective(events):
+        raise UsageError(f"The record in {run} has no applied commit: there is nothing to analyse.")
+    return events
+
+
+def _table(run: Path, commits: list[Sample], idle: dict[int, float]) -> Any:
+    from paragrad.analysis.staleness import by_worker
+    from paragrad.cli.tables import table
+
+    made = table("worker", "commits", "mean staleness", "max", "mean distance", "idle", title=str(run))
+    for column in made.columns[1:]:
+        column.justify = "right"
+    for worker in by_worker(commits):
+        made.add_row(
+            str(worker.worker),
+            f"{worker.commits:,}",
+            f"{worker.staleness.mean:.2f}",
+            str(worker.staleness.max),
+            "-" if worker.distance is None else f"{worker.distance:.4g}",
+            f"{idle[worker.worker]:.1%}" if worker.worker in idle else "-",
+        )
+    return made
+
+
+def _told(found: Balance, *, gaps: bool) -> list[str]:
+    """The law of staleness in numbers, and what must not be read from them."""
+    signed = f"{found.elsewhere:+,}".replace("+", "− ").replace("-", "+ ") if found.elsewhere else "− 0"
+    lines = [
+        f"Mean staleness {found.staleness / found.commits:.2f}, over {found.commits:,} commits in {found.updates:,} updates.",
+        f"Where it comes from: {found.staleness:,} = {found.others:,} (other workers with a window in progress, summed over "
+        f"updates) − {found.unfinished:,} (windows that no commit ended) {signed} (windows that began later or earlier "
+        "than right after their worker's last commit)",
+    ]
+    if not found.holds:
+        why = "lines of the record are missing" if gaps else "the record is not whole, or its events are not in order"
+        lines.append(f"WARNING: both sides differ, {found.staleness:,} and {found.explained:,}: {why}.")
+    if found.commits == found.updates and found.others:
+        lines.append(
+            "Momentum is not read from this: 1 - 1/n is a law of the mean of many runs with memoryless windows. YellowFin's "
+            "estimator with η/n is circular as evidence: plain SGD told that it is n workers reads about 1 - 1/n, too."
+        )
+    return lines
+
+
+def _idle(run: Path) -> dict[int, float]:
+    """The share of its time that each worker waited, where the summary has it: a list, or a table by rank."""
+    try:
+        found = json.loads((run / "summary.json").read_text(encoding="utf-8")).get("idle")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    pairs = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    return {int(rank): float(share) for rank, share in pairs if isinstance(share, int | float)}
