@@ -1,4 +1,4 @@
-"""Write docs/schemes/: a page for each scheme and the table of all, from their docstrings and results/schemes.json.
+"""Write docs/schemes/: a page for each scheme and the table of all, from their docstrings, results/schemes.json and toys.py.
 
 .venv/bin/python benchmarks/pages.py
 """
@@ -10,6 +10,7 @@ import json
 import math
 import re
 import statistics
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from paragrad import schemes
 from paragrad.options import fields_of
 
 ROOT = Path(__file__).resolve().parents[1]
+if not __package__:
+    sys.path.insert(0, str(ROOT))
+from benchmarks import toys  # noqa: E402
+
 PAGES = ROOT / "docs" / "schemes"
 RESULTS = ROOT / "benchmarks" / "results" / "schemes.json"
 TASKS = {"digits": "digits, 20 epochs, batch 16", "mnist": "MNIST, 2 epochs, batch 64"}
@@ -104,6 +109,7 @@ def page(name: str, figures: Figures) -> str:
         paragraph = re.sub(r"\s*\n\s*", " ", paragraph).replace("``", "`")
         paragraph = re.sub(r"(^|\s)Choose it ", r"\1**Choose it** ", paragraph)
         text += [re.sub(r"\sNot ", "\n\n**Not** ", paragraph, count=1) if "**Choose it**" in paragraph else paragraph, ""]
+    text += [*toys.seen(name), ""]
     text += ["## Fields", "", "| field | default | meaning |", "|---|---|---|"]
     text += [f"| `{f.name}` | `{f.default}` | {re.sub(chr(10), ' ', f.doc).replace('``', '`')} |" for f in fields_of(cls)]
     text += [

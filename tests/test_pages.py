@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks import pages
+from benchmarks import pages, toys
 
 from paragrad import schemes
 
@@ -25,6 +25,16 @@ def test_a_page_has_the_equation_and_figures_for_both_numbers_of_workers(name):
     assert "**Choose it**" in page
     assert "**Not**" in page
     assert re.search(r"\| digits[^|]*\| \d\d\.\d\d ± \d+\.\d\d[^|]*\| \d\d\.\d\d ± ", page)
+
+
+@pytest.mark.parametrize("name", schemes.names())
+def test_a_page_shows_its_scheme_at_work(name):
+    case = toys.CASES[name]
+    page = (DOCS / "schemes" / f"{name.lower()}.md").read_text(encoding="utf-8")
+    assert case.scheme.partition(":")[0] == name.lower()
+    assert case.caption.endswith(".")
+    assert f"(../figures/schemes/{name.lower()}.png)" in page
+    assert 10_000 < (DOCS / "figures" / "schemes" / f"{name.lower()}.png").stat().st_size < toys.BYTES
 
 
 @pytest.mark.parametrize("name", schemes.names())

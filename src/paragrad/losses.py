@@ -12,12 +12,21 @@ from torch import nn
 from paragrad.data.source import Arrays, Source, all_rows, leaves, target_of
 from paragrad.errors import UsageError, unknown
 
+
+class Value(nn.Module):
+    """The mean of what the model puts out, for models that are the function to be minimised; the target is not looked at."""
+
+    def forward(self, output: torch.Tensor, target: object) -> torch.Tensor:
+        return output.mean()
+
+
 _TABLE: dict[str, Callable[[], nn.Module]] = {
     "crossentropy": nn.CrossEntropyLoss,
     "bce": nn.BCEWithLogitsLoss,
     "mse": nn.MSELoss,
     "l1": nn.L1Loss,
     "huber": nn.HuberLoss,
+    "value": Value,
 }
 
 CATALOGUE: dict[str, str] = {
@@ -26,6 +35,7 @@ CATALOGUE: dict[str, str] = {
     "mse": "a number: the mean squared error (torch.nn.MSELoss)",
     "l1": "a number: the mean absolute error (torch.nn.L1Loss)",
     "huber": "a number: squared where the error is below 1, absolute above (torch.nn.HuberLoss)",
+    "value": "the output itself, for a toy problem or a model that computes its own loss; targets are not looked at",
 }
 """Every loss by name, each in a line."""
 

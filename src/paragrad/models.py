@@ -17,6 +17,7 @@ import cloudpickle
 import torch
 from torch import nn
 
+from paragrad import toys
 from paragrad.errors import UsageError, unknown
 
 CATALOGUE: dict[str, str] = {
@@ -24,13 +25,19 @@ CATALOGUE: dict[str, str] = {
     "mlp": "fully connected layers with ReLU; hidden sizes as in mlp:1000-2000-1000, by default 128",
     "cnn": "two convolutions and two linear layers, for images; flat squares (64, 784) are taken as images",
     "resnet8": "three residual blocks of 16, 32 and 64 channels with batch-norm, for images",
+    **toys.CATALOGUE,
     "FILE.py:FUNCTION": "your own: a function that returns a torch.nn.Module; it may take inputs= and outputs=",
 }
 """What ``model`` may be on the command line, each in a line."""
 
 
 def build(spec: str, inputs: tuple[int, ...], outputs: int, seed: int = 0) -> nn.Module:
-    """The model of a text, for rows of the shape ``inputs``; its weights are drawn by ``seed`` alone."""
+    """The model of a text, for rows of the shape ``inputs``; its weights are drawn by ``seed`` alone.
+
+    A toy problem has its own start and a size of its own, whatever the rows.
+    """
+    if toys.is_toy(spec):
+        return toys.build(spec)
     name, colon, sizes = spec.partition(":")
     makers: dict[str, Callable[[], nn.Module]] = {
         "linear": lambda: _mlp(inputs, [], outputs),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from paragrad import losses, models
+from paragrad import losses, models, toys
 from paragrad.data.load import split
 from paragrad.data.source import leaves
 from paragrad.errors import UsageError
@@ -24,6 +24,8 @@ def build(settings: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
         if str(settings.get(key)).startswith("python:"):
             raise UsageError(f"{key} = {settings[key]!r} was made in Python, which a run.toml cannot repeat: give --{key}.")
     seed, holdout = settings["seed"], settings.get("holdout")
+    if toys.is_toy(settings["model"]):
+        return toys.build(settings["model"]), {"data": settings["data"], "holdout": holdout, "notes": ()}
     parts = split(settings["data"], None, holdout, seed)
     if parts.validation is None and holdout is None:
         parts = split(settings["data"], None, HOLDOUT, seed)

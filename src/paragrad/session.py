@@ -18,6 +18,7 @@ from paragrad.record import Record, fold
 from paragrad.run import Run
 from paragrad.tally import Tally
 from paragrad.types import Commit, Event
+from paragrad.worker import DRAWN
 
 EVALUATION_SHARE = 10
 """Validation takes at most about one part in this many of the time."""
@@ -195,6 +196,7 @@ class Session:
             more["distance"] = float(f"{commit.distance:.6g}")
         if commit.path is not None:
             more["path"] = [list(point) for point in commit.path]
+        if self._center.value.numel() <= DRAWN:
             more["center"] = self._center.value.tolist()
         return more
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paragrad import __version__, losses, options
+from paragrad import __version__, losses, options, toys
 from paragrad.center import Center, check_quorum
 from paragrad.cluster import to_config
 from paragrad.data import load
@@ -77,7 +77,8 @@ def train(
     model       a torch module (left as it is: ``result.model`` is the trained one), or a function without
                 arguments that makes a ``Learner``
     data        (x, y) as NumPy arrays or torch tensors, nested for several inputs; a torch Dataset; ``"digits"``;
-                the path of an .npz with x_train, y_train and perhaps x_test, y_test
+                the path of an .npz with x_train, y_train and perhaps x_test, y_test; ``"noise"`` for a toy problem, such as
+                ``paragrad.toys.Beale()``
     validation  like ``data``; or ``holdout``: a share of the rows to keep for it
     loss        a callable (output, target) -> one number, or a name; by default from the kind of target
     metrics     further callables (output, target) -> number, by name
@@ -91,7 +92,9 @@ def train(
     if not isinstance(scheme, Scheme):
         raise UsageError(f"scheme={scheme!r} is not a scheme; give an object such as pg.AGN(window=15).")
     engine.prepare()
-    parts = load.split(data, validation, holdout, seed)
+    toy = model if isinstance(model, toys.Toy) else None
+    loss = toys.LOSS if toy is not None and loss is None else loss
+    parts = load.split(data, validation, holdout, seed, width=toy.size if toy is not None else None)
     plan = Plan(rows=len(parts.train), batch_size=batch_size, epochs=epochs, seed=seed)
     if engine.workers > plan.batches:
         raise UsageError(
@@ -261,6 +264,8 @@ def _check_fit(learner: TorchLearner, parts: load.Split) -> None:
     try:
         with torch.no_grad():
             output = call(learner.module, inputs)
+    except UsageError:
+        raise
     except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(f"The model does not take these rows: {type(error).__name__}: {error}") from error
     finally:
@@ -285,7 +290,7 @@ def _config(
     spelled, cluster = run.spelled, getattr(engine, "cluster", None)
     config: dict[str, Any] = {
         "data": spelled.get("data", data),
-        "model": spelled.get("model", f"python:{type(model).__name__}"),
+        "model": spelled.get("model", model.spelled() if isinstance(model, toys.Toy) else f"python:{type(model).__name__}"),
         "loss": spelled.get("loss", _spelling(loss)),
         "optimizer": spelled.get("optimizer", _spelling(optimizer)),
         "scheme": options.describe(scheme),

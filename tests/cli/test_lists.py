@@ -66,7 +66,7 @@ def test_a_docstring_flows() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "replay", "analyse", "schemes", "engines", "clusters", "data", "models", "doctor"]
+    "command", ["train", "replay", "analyse", "plot", "schemes", "engines", "clusters", "data", "models", "doctor"]
 )
 def test_every_command_has_help(command: str) -> None:
     assert "Usage: paragrad" in said(command, "--help").replace("root", "paragrad")

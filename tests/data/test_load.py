@@ -333,4 +333,4 @@ def test_a_fingerprint_changes_with_the_data_and_with_nothing_else() -> None:
 
 
 def test_the_catalogue_names_what_is_taken() -> None:
-    assert set(CATALOGUE) == {"digits", "FILE.npz"}
+    assert set(CATALOGUE) == {"digits", "noise", "FILE.npz"}

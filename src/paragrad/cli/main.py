@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paragrad import __version__
-from paragrad.cli import analyse, clusters, data, demo, doctor, engines, models, replay, schemes, train
+from paragrad.cli import analyse, clusters, data, demo, doctor, engines, models, plot, replay, schemes, train
 from paragrad.errors import ParagradError, UsageError
 
 
@@ -52,6 +52,7 @@ app.command("train", no_args_is_help=True)(train.train)
 app.command("replay", no_args_is_help=True)(replay.replay)
 app.command("demo")(demo.demo)
 app.command("analyse", no_args_is_help=True)(analyse.analyse)
+app.command("plot")(plot.plot)
 app.command("schemes")(schemes.schemes)
 app.command("engines")(engines.engines)
 app.command("clusters")(clusters.clusters)

@@ -27,6 +27,8 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 32,
     "seed": 0,
 }
+OF_A_TOY: Mapping[str, Any] = {"data": "noise", "loss": "value", "batch_size": 1}
+"""The defaults that are others where the model is a toy problem."""
 OF_ENGINE = ("workers", "threads", "on_failure", "cluster")
 """Options that are fields of the engine, so common that they have a flag of their own."""
 STOPPED = {
@@ -59,14 +61,16 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="What to train on: digits, file.npz (see: paragrad data).", rich_help_panel=WHAT
+            metavar="NAME|FILE",
+            help="What to train on: digits, file.npz (see: paragrad data). Toy problems need none.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FACTORY",
-            help="linear, mlp, mlp:1000-2000-1000, cnn, resnet8, or your function (see: paragrad models). \\[default: mlp]",
+            help="mlp, mlp:1000-2000-1000, cnn, resnet8, beale, or your function (see: paragrad models). \\[default: mlp]",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -81,7 +85,7 @@ def train(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. \\[default: 1]", rich_help_panel=WHAT)] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Rows in one worker's mini-batch. \\[default: 32]", rich_help_panel=WHAT)
+        int | None, typer.Option(help="Rows in one worker's mini-batch. \\[default: 32; toy problems: 1]", rich_help_panel=WHAT)
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of the weights, the order of rows, the hold-out. \\[default: 0]", rich_help_panel=WHAT)
@@ -188,7 +192,7 @@ def train(
 def gather(config: Path | None, resume: str | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool | str]:
     """All settings of a run: the defaults, under those of a run that is resumed, under the file's, under the flags;
     and whether it goes on from a checkpoint."""
-    settings = dict(DEFAULTS)
+    settings: dict[str, Any] = {}
     if config is not None:
         from_file = options.read_config(config)
         if (config.parent / "record.jsonl").exists():
@@ -196,7 +200,7 @@ def gather(config: Path | None, resume: str | None, given: Mapping[str, Any]) ->
         _lay_over(settings, from_file)
     _lay_over(settings, given)
     if resume is None:
-        return settings, False
+        return _completed(settings), False
     out = settings.get("out")
     if resume != "auto":
         if out is not None and Path(out).resolve() != Path(resume).resolve():
@@ -211,13 +215,23 @@ def gather(config: Path | None, resume: str | None, given: Mapping[str, Any]) ->
         raise UsageError(
             f"There is nothing to resume in {resume!r}: it has no run.toml. Give the directory of a run that has begun."
         )
-    settings = dict(DEFAULTS)
+    settings = {}
     if own.exists():
         _lay_over(settings, options.read_config(own))
     if config is not None:
         _lay_over(settings, options.read_config(config))
     _lay_over(settings, given)
-    return settings | {"out": out}, "auto" if resume == "auto" else True
+    return _completed(settings | {"out": out}), "auto" if resume == "auto" else True
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the defaults below them, which go by the model."""
+    own: Mapping[str, Any] = {}
+    if settings.get("model") is not None:
+        from paragrad.toys import is_toy
+
+        own = OF_A_TOY if is_toy(settings["model"]) else {}
+    return {**DEFAULTS, **own, **settings}
 
 
 def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
@@ -235,7 +249,10 @@ def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
 def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, table: bool = True) -> Result:
     """Build what the settings name, train, and show the result."""
     if settings.get("data") is None:
-        raise UsageError("Nothing says what to train on. Give --data digits, --data file.npz, or a RUN.toml that has data.")
+        raise UsageError(
+            "Nothing says what to train on. Give --data digits, --data file.npz, a RUN.toml that has data, or a toy problem, "
+            "which needs none: --model beale."
+        )
 
     from paragrad import cluster, engines, schemes
     from paragrad.display import Display

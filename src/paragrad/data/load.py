@@ -19,12 +19,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paragrad.data.source import Arrays, Items, Source, leaves, mapped, target_key, target_of
 from paragrad.errors import UsageError, unknown
+from paragrad.options import parse_fields
 
 Data: TypeAlias = Any
 """A name, a path to an .npz, arrays or tensors (nested in tuples, lists, dicts), a map-style Dataset, or a source."""
 
 CATALOGUE: dict[str, str] = {
     "digits": "1,797 handwritten digits of 8x8 pixels, 10 classes (scikit-learn's own copy; no test part)",
+    "noise": "rows of standard normal noise, which toy problems are trained on (see: paragrad models); noise:rows=1000",
     "FILE.npz": "a NumPy archive with x_train and y_train, and x_test and y_test if there is a test part",
 }
 """What ``data`` may be on the command line, each in a line."""
@@ -32,6 +34,8 @@ CATALOGUE: dict[str, str] = {
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 IGNORED = -100
 """torch's own mark for a target that does not count."""
+NOISE_ROWS = 1_000
+"""Rows of ``"noise"`` where it is not said how many."""
 SAMPLE = 1_000
 """Rows that a fingerprint looks at."""
 CHECKED = 65_536
@@ -59,7 +63,9 @@ class _Given:
     notes: tuple[str, ...] = ()
 
 
-def split(data: Data, validation: Data = None, holdout: float | None = None, seed: int = 0) -> Split:
+def split(
+    data: Data, validation: Data = None, holdout: float | None = None, seed: int = 0, *, width: int | None = None
+) -> Split:
     """Sources to train and to validate on.
 
     Arrays are taken as they are, but float64 NumPy arrays become float32 (torch tensors keep their type) and integer
@@ -67,14 +73,16 @@ def split(data: Data, validation: Data = None, holdout: float | None = None, see
 
     ``validation`` may be whatever ``data`` may be; of a file with a test part, that part is taken. Without it, the
     test part of the data is used, or ``holdout``, a share of the rows drawn by ``seed``; without either, none.
+
+    ``"noise"`` is drawn by ``seed``, in rows of ``width`` numbers; its test part is a row of zeros.
     """
     if holdout is not None and not 0 <= holdout < 1:
         raise UsageError(f"holdout={holdout}, but it is a share of the rows: above 0 and below 1, or 0 for none.")
     if validation is not None and holdout:
         raise UsageError(f"validation= and holdout={holdout} are both given, but rows to validate on come from one of them.")
-    given = _read(data, "data")
+    given = _read(data, "data", seed, width)
     if validation is not None:
-        other = _read(validation, "validation")
+        other = _read(validation, "validation", seed, width)
         test = other.test or other.source
         _check_alike(given.source, test)
         return Split(given.source, test, given.name, given.notes)
@@ -118,10 +126,12 @@ def fingerprint(source: Source) -> str:
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def _read(data: Data, what: str) -> _Given:
+def _read(data: Data, what: str, seed: int, width: int | None) -> _Given:
     if isinstance(data, Arrays | Items):
         source = _arrays(_tree(data.tree, what), what) if isinstance(data, Arrays) else _items(data, what)
         return _Given(source, None, "arrays" if isinstance(data, Arrays) else type(data.dataset).__name__)
+    if isinstance(data, str) and data.partition(":")[0].strip().lower() == "noise":
+        return _noise(data, what, seed, width)
     if isinstance(data, str | Path):
         return _digits() if data == "digits" else _file(data)
     if isinstance(data, DataLoader):
@@ -152,6 +162,24 @@ def _digits() -> _Given:
     pixels, labels = load_digits(return_X_y=True)
     tree = (torch.from_numpy((pixels / 16).astype(np.float32)), torch.from_numpy(labels.astype(np.int64)))
     return _Given(Arrays(tree), None, "digits")
+
+
+def _noise(text: str, what: str, seed: int, width: int | None) -> _Given:
+    _, fields = parse_fields(text)
+    for key in fields:
+        if key != "rows":
+            raise unknown(f"field of {what} 'noise':", key, ["rows"])
+    rows = fields.get("rows", NOISE_ROWS)
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise UsageError(f"rows={rows} in {text!r}, but it is a whole number of at least 1.")
+    if width is None:
+        raise UsageError(
+            f"{what}={text!r} is what toy problems are trained on, but the model is none. Give a toy problem as the model, "
+            "such as beale (paragrad models lists them; in Python: paragrad.toys.Beale()), or other data."
+        )
+    drawn = np.random.default_rng((seed, 3)).standard_normal((rows, width), dtype=np.float32)
+    # Without noise there is only one thing to test: the function where the center is.
+    return _Given(Arrays(torch.from_numpy(drawn)), Arrays(torch.zeros(1, width)), text)
 
 
 def _file(path: str | Path) -> _Given:

@@ -79,7 +79,7 @@ class Slot:
             integers=tensor("integers", integers, torch.int64),
             batches=tensor("batches", window, torch.int64),
             pulls=tensor("pulls", 2 + (window // scheme.fetch + 1 if scheme.fetch else 0), torch.int64),
-            path=tensor("path", 2 * like.numel() if like.numel() <= DRAWN else 0, torch.float64),
+            path=tensor("path", 2 * like.numel() if like.numel() <= DRAWN and not scheme.aliased else 0, torch.float64),
             reply_batches=tensor("reply_batches", window, torch.int64),
             reply_buffers=tensor("reply_buffers", buffers, like.dtype),
             reply_integers=tensor("reply_integers", integers, torch.int64),

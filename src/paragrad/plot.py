@@ -1,0 +1,261 @@
+"""Pictures of a run, from its record: the path of a toy problem over its contours, or loss and accuracy over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paragrad import options, record, toys
+from paragrad.errors import UsageError
+from paragrad.types import Event
+
+Point: TypeAlias = tuple[float, float]
+Box: TypeAlias = tuple[Point, Point]
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b4fa3")
+"""One for each worker, told apart by colour-blind eyes too (Okabe and Ito); with more workers they begin again."""
+MINIMUM = "#f0e442"
+LEVELS = 13
+"""Contour lines."""
+GRID = 160
+"""Points along each side at which the function is computed."""
+SIZE, DPI = (6.0, 4.4), 120
+KINDS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one worker did between two exchanges, in the first two parameters."""
+
+    worker: int
+    began: Point
+    ended: Point
+
+
+@dataclass
+class Trace:
+    """Where a small model went: the windows of its workers, and the center after each update."""
+
+    windows: list[Window] = field(default_factory=list)
+    on_center: bool = False
+    """Whether the workers walk on the center itself: their lines are then drawn above its own."""
+    centers: list[Point] = field(default_factory=list)
+
+
+def plot(directory: str | Path, out: str | Path | None = None) -> Path:
+    """Draw the run in a directory; returns the file, by default ``plot.png`` in it.
+
+    A run of a toy problem with two parameters and more is drawn as a path over the contours of its function, by the first
+    two parameters; any other as loss and accuracy over time.
+    """
+    directory = Path(directory)
+    if not (directory / "record.jsonl").is_file():
+        raise UsageError(
+            f"There is no run in {str(directory)!r}: it has no record.jsonl. Give the directory of a run, such as one of those "
+            "in runs/."
+        )
+    target = directory / "plot.png" if out is None else Path(out)
+    if target.suffix.lower() not in KINDS:
+        raise UsageError(f"out={str(target)!r}, but a picture is written as {', '.join(KINDS)}: name it so.")
+    events = list(record.read(directory / "record.jsonl"))
+    toy = _toy(directory)
+    trace = trace_of(events, toy)
+    figure = path(toy, trace, title=title(events)) if toy is not None and trace.centers else curves(events, title=title(events))
+    try:
+        figure.savefig(target)
+    except OSError as error:
+        raise UsageError(f"{str(target)!r} cannot be written ({error.strerror}): give another file by --out.") from error
+    return target
+
+
+def title(events: Iterable[Event]) -> str:
+    """The scheme, and by how many workers of which engine it was run."""
+    start = _first(events, "start")
+    engine, fields = options.parse_fields(start.get("engine", ""))
+    fields.pop("workers", None)
+    more = ", " + ", ".join(f"{key}={value}" for key, value in fields.items()) if fields else ""
+    count = start.get("workers", 0)
+    return f"{start.get('scheme', '')}, {count} worker{'s' * (count != 1)} ({engine}{more})"
+
+
+def trace_of(events: Iterable[Event], toy: toys.Toy | None) -> Trace:
+    """The path in a record, without what a resumed run went back behind; empty where the record holds none."""
+    trace = Trace()
+    if toy is None or toy.size < 2:
+        return trace
+    last = _point(toy.start)
+    trace.centers.append(last)
+    for commit in record.effective(events):
+        if "center" not in commit.data:
+            return Trace()
+        center = _point(commit.data["center"])
+        trace.on_center = "path" not in commit.data
+        # Where workers write into the center itself, its step is the worker's.
+        began, ended = map(_point, commit.data.get("path", (last, center)))
+        # A worker that ships gradients stays where it is: its line leads to the center that its gradient made.
+        trace.windows.append(Window(commit.data["worker"], began, center if began == ended else ended))
+        if center != last:
+            trace.centers.append(center)
+        last = center
+    return trace
+
+
+def path(toy: toys.Toy, trace: Trace, *, title: str) -> Any:
+    """A figure of one path; see ``over`` for what is drawn."""
+    figure_of, _ = _matplotlib()
+    figure = figure_of(figsize=SIZE, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    over(axes, toy, trace)
+    axes.set_title(title, fontsize=10)
+    figure.legend(loc="outside right center", fontsize=8, frameon=False, handlelength=1.4)
+    return figure
+
+
+def over(axes: Any, toy: toys.Toy, trace: Trace, box: Box | None = None) -> None:
+    """Draw contours of the function, a thin line for each window in its worker's colour, and the center's path in black.
+
+    ``box`` is (lower left, upper right); by default what the path needs, but no more than a diverging one deserves.
+    """
+    _, collection_of = _matplotlib()
+    low, high = box or _box(toy, trace)
+    _contours(axes, toy, low, high)
+    for worker in sorted({window.worker for window in trace.windows}):
+        lines = [(window.began, window.ended) for window in trace.windows if window.worker == worker]
+        colour = COLOURS[worker % len(COLOURS)]
+        order = 4.5 if trace.on_center else 2.0
+        axes.add_collection(collection_of(lines, colors=colour, linewidths=1.2, alpha=0.8, zorder=order))
+        axes.plot([], [], color=colour, linewidth=1.5, label=f"worker {worker}")
+    x, y = zip(*trace.centers, strict=True)
+    axes.plot(x, y, color="white", linewidth=3.6, alpha=0.8, zorder=3, solid_joinstyle="round")
+    axes.plot(x, y, color="black", linewidth=1.8, zorder=4, solid_joinstyle="round", label="center")
+    marks = {
+        "start": (trace.centers[0], {"marker": "o", "markersize": 7, "markerfacecolor": "white", "zorder": 6}),
+        "end": (trace.centers[-1], {"marker": "s", "markersize": 7, "markerfacecolor": "black", "zorder": 6}),
+        "minimum": (toy.minimum[:2], {"marker": "*", "markersize": 14, "markerfacecolor": MINIMUM, "zorder": 7}),
+    }
+    for name, (where, style) in marks.items():
+        axes.plot(*where, linestyle="none", markeredgecolor="black", label=name, **style)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xlabel="first parameter", ylabel="second parameter")
+    axes.tick_params(labelsize=8)
+
+
+def curves(events: Sequence[Event], *, title: str) -> Any:
+    """A figure: training loss of the commits (smoothed) and validation loss over time; below it accuracy, if there is one."""
+    figure_of, _ = _matplotlib()
+    commits = [(e.time, e.data["loss"]) for e in record.effective(events) if e.data["loss"] is not None]
+    looks = [(e.time, e.data) for e in events if e.kind == "validation"]
+    if not commits and not looks:
+        raise UsageError("The record has neither a commit nor a validation yet: there is nothing to draw. Let the run go on.")
+    right = [(time, found["accuracy"]) for time, found in looks if "accuracy" in found]
+    figure = figure_of(figsize=SIZE, dpi=DPI, layout="constrained")
+    rows = figure.subplots(2 if right else 1, sharex=True, squeeze=False)[:, 0]
+    if commits:
+        times, losses = (np.array(values) for values in zip(*commits, strict=True))
+        rows[0].plot(times, losses, color=COLOURS[0], linewidth=0.5, alpha=0.25)
+        rows[0].plot(times, smoothed(losses), color=COLOURS[0], linewidth=1.6, label="training, smoothed")
+        rows[0].set_ylim(*_span([*smoothed(losses), *(found["loss"] for _, found in looks)]))
+    if looks:
+        points = [(time, found["loss"]) for time, found in looks]
+        rows[0].plot(*zip(*points, strict=True), color=COLOURS[1], linewidth=1.4, marker="o", markersize=4, label="validation")
+    rows[0].set_ylabel("loss")
+    rows[0].legend(fontsize=8, frameon=False)
+    if right:
+        rows[1].plot(*zip(*right, strict=True), color=COLOURS[1], linewidth=1.4, marker="o", markersize=4)
+        rows[1].set_ylabel("accuracy")
+    rows[-1].set_xlabel("virtual seconds" if _virtual(events) else "seconds")
+    for axes in rows:
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    rows[0].set_title(title, fontsize=10)
+    return figure
+
+
+def smoothed(values: Numbers) -> Numbers:
+    """The mean of each value and those just before it: a fiftieth of all, at least 1."""
+    width = max(1, len(values) // 50)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(0, ends - width)
+    return np.asarray((sums[ends] - sums[begins]) / (ends - begins), dtype=np.float64)
+
+
+# -- what a path needs ------------------------------------------------------------------------------------------
+
+
+def _contours(axes: Any, toy: toys.Toy, low: Point, high: Point) -> None:
+    x, y = (np.linspace(low[axis], high[axis], GRID) for axis in (0, 1))
+    grid = np.zeros((GRID, GRID, toy.size))
+    grid[:] = toy.minimum  # the other parameters, where there are any, as they are at the minimum
+    grid[..., 0], grid[..., 1] = np.meshgrid(x, y)
+    heights = toy.value(torch.from_numpy(grid)).numpy()
+    top = float(heights.max())
+    # Down to a thousandth of where it began: below that the rings around the minimum hide it.
+    bottom = min(max(float(toy.value(torch.tensor(toy.start))), top * 1e-4), top) * 1e-3
+    levels = np.geomspace(bottom, top, LEVELS)
+    greys = [str(grey) for grey in np.linspace(1.0, 0.8, LEVELS - 1)]
+    axes.contourf(x, y, np.clip(heights, bottom, top), levels=levels, colors=greys, zorder=0)
+    axes.contour(x, y, heights, levels=levels, colors="#b0b0b0", linewidths=0.5, zorder=1)
+
+
+def _box(toy: toys.Toy, trace: Trace) -> Box:
+    """What is shown: start, end of the known road, and of the rest what is not absurdly far off."""
+    ends = np.array([trace.centers[0], toy.minimum[:2]])
+    points = np.array([*ends, *trace.centers, *(p for w in trace.windows for p in (w.began, w.ended))])
+    points = points[np.isfinite(points).all(1)]
+    near = float(np.abs(ends[1] - ends[0]).max()) or 1.0
+    low = np.maximum(points.min(0), ends.min(0) - 1.2 * near)
+    high = np.minimum(points.max(0), ends.max(0) + 1.2 * near)
+    # A path along one axis still wants some land to both sides.
+    pad = np.maximum(0.08 * (high - low), 0.35 * near - (high - low) / 2)
+    low, high = low - np.maximum(pad, 0.06 * near), high + np.maximum(pad, 0.06 * near)
+    return _point(low.tolist()), _point(high.tolist())
+
+
+def _toy(directory: Path) -> toys.Toy | None:
+    """The toy problem that a run was of."""
+    spec = options.read_config(directory / "run.toml").get("model", "") if (directory / "run.toml").exists() else ""
+    return toys.build(spec) if toys.is_toy(spec) else None
+
+
+def _point(values: Sequence[float]) -> Point:
+    return float(values[0]), float(values[1])
+
+
+# -- what both need ---------------------------------------------------------------------------------------------
+
+
+def _first(events: Iterable[Event], kind: str) -> Mapping[str, Any]:
+    return next((event.data for event in events if event.kind == kind), {})
+
+
+def _virtual(events: Sequence[Event]) -> bool:
+    """Whether the run's seconds were those of a simulated cluster."""
+    engine = str(_first(events, "start").get("engine", ""))
+    return engine.partition(":")[0] == "vector" or "wall_seconds" in _first(events, "end").get("summary", {})
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """Limits that show most of the values: a few bursts at the beginning shall not flatten the rest."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = float(np.min(finite)), float(np.percentile(finite, 99))
+    margin = 0.06 * (high - low) or 0.1
+    return low - margin, high + margin
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    """Its figure and its collection of lines. (Without pyplot: no window, no state that outlives a call.)"""
+    try:
+        from matplotlib.collections import LineCollection
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("A picture needs matplotlib, which is not installed: pip install 'paragrad[plot]'") from None
+    return Figure, LineCollection
