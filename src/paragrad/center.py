@@ -109,6 +109,9 @@ class Center:
         """The workers' weights, where an engine has them within reach and the scheme is a scaled movement: a commit is then
         the weights themselves, and one pass makes the new center, the new anchor and the new weights of them."""
         self._aligned = scheme.held and quorum > 1
+        self._gathers = quorum > 1
+        self._may_wait = scheme.bound is not None or type(scheme).waits is not Scheme.waits
+        self._may_differ = type(scheme).steps is not Scheme.steps
         # The next state is looked at in the pass that writes it, and not flipped to where it is not finite; the mean of a
         # round of gradients, before the optimiser sees it. Only a gradient that steps alone must be looked at on arrival.
         self._checks_late = optimizer is None or (quorum > 1 and scheme.held)
@@ -120,6 +123,8 @@ class Center:
         """Whether the update that is being made has moved the center's optimiser."""
         self._round: list[Commit] = []
         self._owed: dict[int, _Pending] = {}
+        self._resting: dict[int, _Pending] = {}
+        """Answers that are owed to workers for whom there is nothing to do, unless another leaves rows behind."""
         self._incarnations = [0] * workers
         self._refusals = [0] * workers
         self._sitting_at_restore: set[int] = set()
@@ -175,12 +180,14 @@ class Center:
         self.arrivals += 1
         self.came(worker, self.arrivals, incarnation)
         self._incarnations[worker] = max(incarnation, self._incarnations[worker])
-        others = [self.commits_of[k] for k in self.working if k != worker]
-        # A newcomer does not hold back those who went on without it.
-        self.commits_of[worker] = max(self.commits_of[worker], min(others, default=0))
+        if self.clock:
+            # A newcomer does not hold back those who went on without it.
+            others = [self.commits_of[k] for k in self.working if k != worker]
+            self.commits_of[worker] = max(self.commits_of[worker], min(others, default=0))
         self.live.add(worker)
         self.leases.welcome(worker)
         self.leases.give_back(worker, keep=self._waiting(worker))
+        self._wake()
         before = self._owed.get(worker)
         sits_out = worker in self._sitting_at_restore or (before is not None and before.sits_out == self.clock)
         self._sitting_at_restore.discard(worker)
@@ -199,6 +206,7 @@ class Center:
         self.arrivals += 1
         self.came(worker, self.arrivals, None)
         self.live.discard(worker)
+        self._wake()
         self._owed.pop(worker, None)
         self.leases.abandon(worker, keep=self._waiting(worker))
         for owed in self._owed.values():
@@ -229,8 +237,7 @@ class Center:
         late = self.scheme.late == "drop" and commit.version < self.clock
         if late or not self._sound(commit):
             return self._turn_away(commit, late=late)
-        gathers = self.scheme.quorum(self.workers) > 1
-        if gathers and not self.scheme.held:
+        if self._gathers and not self.scheme.held:
             commit = commit.copied()  # its worker goes on meanwhile, and will lay its next one in the same place
         self._round.append(commit)
         self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock)
@@ -239,7 +246,7 @@ class Center:
     def _answer_again(self, commit: Commit) -> list[Reply]:
         """A repeated commit: its answer is on the way, or is given again with the leases that went with it."""
         worker = commit.worker
-        if worker in self._owed or commit.incarnation < self._incarnations[worker]:
+        if worker in self._owed or worker in self._resting or commit.incarnation < self._incarnations[worker]:
             return []
         waiting = self._waiting(worker)
         held = tuple(position for position in self.leases.held(worker) if position not in waiting)
@@ -266,6 +273,8 @@ class Center:
     def _complete(self) -> bool:
         if not self._round:
             return False
+        if not self._gathers:
+            return True
         here = {commit.worker for commit in self._round}
         quorum = self.scheme.quorum(self.workers)
         if not self.scheme.held:
@@ -296,6 +305,8 @@ class Center:
             return False
         for commit in commits:
             self.leases.retire(commit.worker, commit.batches)
+        if self.leases.used == self.leases.total:
+            self._wake()
         self._states.flip(commits)
         for commit in commits:
             self._note(commit)
@@ -335,10 +346,16 @@ class Center:
                     f"normalises its commits (agn) instead of {self.scheme.name}."
                 )
         self.leases.give_back(commit.worker, keep=self._waiting(commit.worker))
+        self._wake()
         self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock, applied=False)
         return self._release()
 
     # -- replies --------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """There may be something to do for those who rest: rows were left behind, or none are left at all."""
+        self._owed |= self._resting
+        self._resting.clear()
 
     def _release(self) -> list[Reply]:
         """Every reply that is owed and need not wait any longer, each with the lease of the next window."""
@@ -347,14 +364,17 @@ class Center:
         for worker in sorted(self._owed):
             if worker in gathered or self._owed[worker].sits_out == self.clock:
                 continue
-            if self.scheme.waits(View(self, self.state, self.state, 0, 0), worker):
+            if self._may_wait and self.scheme.waits(View(self, self.state, self.state, 0, 0), worker):
                 continue
             steps = self._steps(worker)
             ahead = len(self.leases.held(worker)) - self._in_round(worker)
             batches = self.leases.take(worker, max(0, steps + self.scheme.overlap - ahead), aligned=self._aligned)
             if not batches and not ahead and self.leases.used < self.leases.total:
                 # Nothing for it now. In a round it sits out; else it stays, for rows that another may leave behind.
-                self._owed[worker].sits_out = self.clock if self._aligned else None
+                if self._aligned:
+                    self._owed[worker].sits_out = self.clock
+                else:
+                    self._resting[worker] = self._owed.pop(worker)
                 continue
             replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
         done = [reply.worker for reply in replies if reply.done]
@@ -368,6 +388,8 @@ class Center:
 
     def _steps(self, worker: int) -> int:
         """The length of a worker's next window."""
+        if not self._may_differ:
+            return self.scheme.window
         return max(1, min(self.scheme.steps(View(self, self.state, self.state, 0, 0), worker), self.scheme.window))
 
     def _reply(self, worker: int, owed: _Pending, *, batches: tuple[int, ...], steps: int = 0) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def subtract(out: Vector, a: Vector, b: Vector) -> Vector:
 
 def finite(vector: Vector) -> bool:
     """Whether all elements are finite: one sum, and a closer look only where it overflows."""
-    if not vector.is_floating_point() or bool(torch.isfinite(vector.sum())):
+    if not vector.is_floating_point() or math.isfinite(vector.sum().item()):
         return True
     return bool(torch.isfinite(vector).all())
 

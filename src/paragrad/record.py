@@ -19,6 +19,9 @@ HELD = 32 << 20
 """Bytes of lines that wait in memory for room on the disk; what comes after them is only counted."""
 
 
+ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
 class Record:
     """Appends events to ``record.jsonl``; flushed every half second, and at the end.
 
@@ -67,7 +70,7 @@ class Record:
 
     def _append(self, event: Event) -> None:
         line = {"event": event.kind, "time": round(event.time, 6), **event.data}
-        self._waiting += json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        self._waiting += ENCODE(line).encode() + b"\n"
 
 
 def read(path: Path) -> Iterator[Event]:

@@ -91,23 +91,24 @@ class TwoBuffers:
                 state.integers.copy_(integers)
         if aliased:
             self.both[1].value = self.both[0].value
-
-    @property
-    def now(self) -> State:
+        self.now = self.both[0]
         """The state that is read."""
-        return self.both[int(self.control[0]) & 1]
 
     def begin(self) -> tuple[State, State]:
         """The state now, and the spare one to write the next into: from here on a reader of the spare must try again."""
-        flips = int(self.control[0])
-        self.control[1] = flips + 2
-        return self.both[flips & 1], self.both[1 - (flips & 1)]
+        self.control[1] = self.control[0] + 2
+        return self.now, self._spare
 
     def flip(self, commits: Sequence[Commit]) -> None:
         """The spare, its value and slots written, becomes the state that is read: one number is moved."""
-        now, spare = self.now, self.both[1 - (int(self.control[0]) & 1)]
+        now, spare = self.now, self._spare
         spare.numbers[:] = now.numbers
         spare.numbers[0] = now.clock + 1
         for commit in commits:
             spare.numbers[1 + commit.worker] = commit.sequence
-        self.control[0] = int(self.control[0]) + 1
+        self.control[0] += 1
+        self.now = spare
+
+    @property
+    def _spare(self) -> State:
+        return self.both[1] if self.now is self.both[0] else self.both[0]

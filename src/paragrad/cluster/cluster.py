@@ -103,8 +103,9 @@ class Cluster:
                     raise UsageError(
                         f"{fault} strikes worker {rank}, but the workers are {there}: name one of these, or take more workers."
                     )
-        there_at_first = [self._there_at_first(worker) for worker in range(workers)]
-        if not any(there_at_first):
+        movers = sorted({fault.worker for fault in self.faults if isinstance(fault, Leave | Join)})
+        there_at_first = [self._there_at_first(worker) for worker in movers]
+        if len(movers) == workers and not any(there_at_first):
             raise UsageError(
                 f"None of the {workers} workers is there at the start: each joins later, or leaves at once. "
                 "Leave out the Join or Leave of at least one."

@@ -26,6 +26,8 @@ class Leases:
         self._held: list[list[int]] = [[] for _ in range(workers)]
         self._returned: list[list[int]] = [[] for _ in range(workers)]
         self._orphans: list[int] = []
+        self._loose = 0
+        """How many positions have been returned and not been taken again."""
 
     @property
     def total(self) -> int:
@@ -42,7 +44,7 @@ class Leases:
 
     def remain(self, worker: int) -> bool:
         """Whether this worker holds, or can still be given, anything."""
-        if self._held[worker] or any(self._returned[source] for source in self._sources(worker)):
+        if self._held[worker] or (self._loose and any(self._returned[source] for source in self._sources(worker))):
             return True
         return any(self._next(column) is not None for column in self._shares(worker))
 
@@ -83,6 +85,7 @@ class Leases:
         """The worker is gone, or its commit was not applied: its leases are to be done again, but for those to ``keep``."""
         back = [position for position in self._held[worker] if position not in keep]
         self._returned[worker] = sorted(self._returned[worker] + back)
+        self._loose += len(back)
         self._held[worker] = [position for position in self._held[worker] if position in keep]
 
     def abandon(self, worker: int, keep: Batches = ()) -> None:
@@ -119,6 +122,7 @@ class Leases:
         leases._held = [list(h) for h in state["held"]]
         leases._returned = [list(r) for r in state["returned"]]
         leases._orphans = list(state["orphans"])
+        leases._loose = sum(len(positions) for positions in leases._returned)
         return leases
 
     def _sources(self, worker: int) -> list[int]:
@@ -131,10 +135,13 @@ class Leases:
 
     def _take_returned(self, worker: int, count: int) -> list[int]:
         taken: list[int] = []
+        if not self._loose:
+            return taken
         for source in self._sources(worker):
             room = count - len(taken)
             taken += self._returned[source][:room]
             self._returned[source] = self._returned[source][room:]
+        self._loose -= len(taken)
         return taken
 
     def _at(self, column: int, round_: int) -> int | None:
