@@ -90,7 +90,7 @@ class Center:
         self.counts = Counts()
         self.applied: Callable[[Commit], None] = lambda commit: None
         self.refused: Callable[[Commit, str], None] = lambda commit, why: None
-        self.repeated: Callable[[Commit], None] = lambda commit: None
+        self.repeated: Callable[[Commit, int], None] = lambda commit, arrived: None
         self.came: Callable[[int, int, int | None], None] = lambda worker, arrived, incarnation: None
         """Called with a worker that has joined, its arrival and its incarnation, or None for one that has left."""
         self.arrivals = 0
@@ -113,8 +113,9 @@ class Center:
         self._may_wait = scheme.bound is not None or type(scheme).waits is not Scheme.waits
         self._may_differ = type(scheme).steps is not Scheme.steps
         # The next state is looked at in the pass that writes it, and not flipped to where it is not finite; the mean of a
-        # round of gradients, before the optimiser sees it. Only a gradient that steps alone must be looked at on arrival.
-        self._checks_late = optimizer is None or (quorum > 1 and scheme.held)
+        # round of gradients, before the optimiser sees it. A gradient that steps alone must be looked at on arrival, and
+        # what waits in a round while its worker goes on: that cannot be taken back from it later.
+        self._checks_late = scheme.held if quorum > 1 else optimizer is None
         self.twins = quorum == 1 and scheme.elementwise and scheme.answers == "center" and not scheme.remembers
         """A lone commit's answer is written in the same pass as the value."""
         self.twins = self.twins and bool(self.answers)
@@ -127,6 +128,10 @@ class Center:
         """Answers that are owed to workers for whom there is nothing to do, unless another leaves rows behind."""
         self._incarnations = [0] * workers
         self._refusals = [0] * workers
+        self._turned_away = [0] * workers
+        """The sequence of the last commit of each worker's present incarnation that was dropped or refused."""
+        self._given: list[_Pending | None] = [None] * workers
+        """What each worker was last answered, should it ask again."""
         self._sitting_at_restore: set[int] = set()
 
     # -- what others may read -------------------------------------------------------------------------------
@@ -180,6 +185,7 @@ class Center:
         self.arrivals += 1
         self.came(worker, self.arrivals, incarnation)
         self._incarnations[worker] = max(incarnation, self._incarnations[worker])
+        self._turned_away[worker] = 0
         if self.clock:
             # A newcomer does not hold back those who went on without it.
             others = [self.commits_of[k] for k in self.working if k != worker]
@@ -217,41 +223,57 @@ class Center:
         """Take one commit: exactly once, only if it is sound, and apply the round that it completes."""
         self._check_rank(commit.worker)
         self.arrivals += 1
-        commit.arrived = self.arrivals
         lo, hi = (0, 0) if self.scheme.aliased else self.part(commit.part)
         if commit.value.numel() != hi - lo:
             raise UsageError(
                 f"Worker {commit.worker} committed {commit.value.numel():,} values, but the center has {hi - lo:,}. "
                 "Every worker must build the same model."
             )
-        if commit.sequence <= self.last(commit.worker) or any(
-            c.worker == commit.worker and c.sequence == commit.sequence for c in self._round
-        ):
+        if self._replaced(commit):
             self.counts.duplicates += 1
-            self.repeated(commit)
-            return self._answer_again(commit)
-        if commit.incarnation < self._incarnations[commit.worker]:
-            self.counts.duplicates += 1
-            self.repeated(commit)
+            self.repeated(commit, self.arrivals)
             return []
+        if self._known(commit):
+            self.counts.duplicates += 1
+            self.repeated(commit, self.arrivals)
+            return self._answer_again(commit)
+        if commit.worker not in self.live:
+            # It was given up while this was on its way: others do these rows already.
+            self.counts.duplicates += 1
+            self.repeated(commit, self.arrivals)
+            return []
+        commit.arrived = self.arrivals
         late = self.scheme.late == "drop" and commit.version < self.clock
         if late or not self._sound(commit):
-            return self._turn_away(commit, late=late)
+            return self._turn_away([commit], late=late)
         if self._gathers and not self.scheme.held:
             commit = commit.copied()  # its worker goes on meanwhile, and will lay its next one in the same place
         self._round.append(commit)
         self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock)
         return self._advance()
 
+    def _replaced(self, commit: Commit) -> bool:
+        """Whether another has taken the place of this commit's worker."""
+        return commit.incarnation < self._incarnations[commit.worker]
+
+    def _known(self, commit: Commit) -> bool:
+        """Whether it came before: it was applied or turned away, or waits in the round."""
+        return commit.sequence <= max(self.last(commit.worker), self._turned_away[commit.worker]) or any(
+            c.worker == commit.worker and c.sequence == commit.sequence for c in self._round
+        )
+
     def _answer_again(self, commit: Commit) -> list[Reply]:
         """A repeated commit: its answer is on the way, or is given again with the leases that went with it."""
-        worker = commit.worker
-        if worker in self._owed or worker in self._resting or commit.incarnation < self._incarnations[worker]:
+        worker, given = commit.worker, self._given[commit.worker]
+        if worker in self._owed or worker in self._resting or (given is not None and given.sequence != commit.sequence):
             return []
         waiting = self._waiting(worker)
         held = tuple(position for position in self.leases.held(worker) if position not in waiting)
-        owed = _Pending(commit.sequence, own=self.scheme.answers == "own", version=self.clock)
-        return [self._reply(worker, owed, batches=held, steps=self._steps(worker))]
+        # The first answer may still arrive: where the center keeps what it gave, it gives the same. One that was restored
+        # since does not know when that was.
+        again = bool(self.answers) and given is not None
+        owed = given or _Pending(commit.sequence, own=self.scheme.answers == "own", version=self.clock)
+        return [self._reply(worker, owed, batches=held, steps=self._steps(worker), again=again)]
 
     # -- the round ------------------------------------------------------------------------------------------
 
@@ -268,7 +290,7 @@ class Center:
         """Refuse those of a round that are not finite (all, if it is only their sum); the others stay in the round."""
         bad = [c for c in commits if self.homes or not self._finite(c)] or commits
         self._round = [c for c in commits if not any(c is b for b in bad)] + self._round
-        return [reply for commit in bad for reply in self._turn_away(commit, late=False)]
+        return self._turn_away(bad, late=False)
 
     def _complete(self) -> bool:
         if not self._round:
@@ -330,25 +352,34 @@ class Center:
         self.counts.rows += commit.rows
         self.applied(commit)
 
-    def _turn_away(self, commit: Commit, *, late: bool) -> list[Reply]:
+    def _turn_away(self, commits: list[Commit], *, late: bool) -> list[Reply]:
         """Dropped or refused: the center is untouched, the rows are done again from the center as it is."""
-        if late:
-            self.counts.dropped += 1
-            self.refused(commit, "late")
-        else:
-            self.counts.refused += 1
-            self._refusals[commit.worker] += 1
-            self.refused(commit, "not finite")
-            if self._refusals[commit.worker] >= PATIENCE:
-                raise Diverged(
-                    f"Training diverged: worker {commit.worker} committed NaN or infinity {PATIENCE} times in a row, at update "
-                    f"{self.clock}. The center keeps its last finite weights. Lower the learning rate, or choose a scheme that "
-                    f"normalises its commits (agn) instead of {self.scheme.name}."
-                )
-        self.leases.give_back(commit.worker, keep=self._waiting(commit.worker))
+        for commit in commits:
+            worker = commit.worker
+            if late:
+                self.counts.dropped += 1
+                self.refused(commit, "late")
+            else:
+                self.counts.refused += 1
+                self._refusals[worker] += 1
+                self.refused(commit, "not finite")
+                if self._refusals[worker] >= PATIENCE:
+                    raise Diverged(
+                        f"Training diverged: worker {worker} committed NaN or infinity {PATIENCE} times in a row, at update "
+                        f"{self.clock}. The center keeps its last finite weights. Lower the learning rate, or choose a scheme "
+                        f"that normalises its commits (agn) instead of {self.scheme.name}."
+                    )
+            if self._replaced(commit) or worker not in self.live:
+                # Nobody waits for its answer; a replacement has leases of its own, or will have them.
+                self.leases.give_back(worker, keep=tuple(set(self.leases.held(worker)).difference(commit.batches)))
+                continue
+            self.leases.give_back(worker, keep=self._waiting(worker))
+            self._turned_away[worker] = commit.sequence
+            self._owed[worker] = _Pending(commit.sequence, own=False, version=self.clock, applied=False)
         self._wake()
-        self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock, applied=False)
-        return self._release()
+        replies = self._release()
+        # They hold their rows again, and the others of the round wait for them; but not for those that are gone.
+        return replies + self._advance() if self._complete() else replies
 
     # -- replies --------------------------------------------------------------------------------------------
 
@@ -392,14 +423,16 @@ class Center:
             return self.scheme.window
         return max(1, min(self.scheme.steps(View(self, self.state, self.state, 0, 0), worker), self.scheme.window))
 
-    def _reply(self, worker: int, owed: _Pending, *, batches: tuple[int, ...], steps: int = 0) -> Reply:
-        own = owed.own and (self.scheme.answers == "own" or owed.version == self.clock)
+    def _reply(self, worker: int, owed: _Pending, *, batches: tuple[int, ...], steps: int = 0, again: bool = False) -> Reply:
+        own = again or (owed.own and (self.scheme.answers == "own" or owed.version == self.clock))
         if self.answers and not own:
             self.answers[worker].copy_(self.value)
+        version = owed.version if own else self.clock
+        self._given[worker] = _Pending(owed.sequence, own=own, version=version, applied=owed.applied)
         return Reply(
             worker=worker,
             sequence=owed.sequence,
-            version=owed.version if own else self.clock,
+            version=version,
             value=self.answers[worker] if self.answers else self.value,
             steps=steps,
             batches=batches,

@@ -208,14 +208,9 @@ class Session:
             clock=self._center.clock if self._center is not None else 0,
         )
 
-    def _repeated(self, commit: Commit) -> None:
-        self.emit(
-            "repeated",
-            worker=commit.worker,
-            incarnation=commit.incarnation,
-            sequence=commit.sequence,
-            arrived=commit.arrived,
-        )
+    def _repeated(self, commit: Commit, arrived: int) -> None:
+        whose = {"worker": commit.worker, "incarnation": commit.incarnation, "sequence": commit.sequence}
+        self.emit("repeated", **whose, arrived=arrived)
 
     def _came(self, worker: int, arrived: int, incarnation: int | None) -> None:
         if incarnation is None:

@@ -116,6 +116,11 @@ class Cluster:
         moves = self._moves(worker)
         return not (moves and isinstance(moves[0], Join))
 
+    def there(self, worker: int, at: float) -> bool:
+        """Whether a worker is there at a second, before what happens in that second: by its Leaves and Joins alone."""
+        moves = [move for move in self._moves(worker) if move.at < at]
+        return isinstance(moves[-1], Join) if moves else self.begins(worker)
+
     def steps(self, worker: int, incarnation: int, seed: int) -> Draws:
         """Seconds of a worker's local steps, one after another, before any Slow."""
         return draws(_of(self.speeds, worker), (seed, STEPS, worker, incarnation))

@@ -47,6 +47,7 @@ class Phase(IntEnum):
     PULL = 6
     COMMIT = 7
     APPLY = 8
+    SEND_AGAIN = 9
 
 
 @dataclass(slots=True)
@@ -162,17 +163,11 @@ class Simulation:
         self.lives = [self._born(rank, 0) for rank in range(self.workers)]
         session.go()
         self._schedule_faults()
-        replies: list[Reply] = []
-        for life in self.lives:
-            if self.cluster.begins(life.rank):
-                replies += center.join(life.rank)
-                self._expect_death(life.rank)
-            else:
-                life.alive = False
-        self._answer(replies)
-        while self._heap and session.stopped is None:
+        self._answer(self._gather())
+        # What would happen after the last commit is no part of the run: its time ends there.
+        while self._heap and session.stopped is None and not self._finished:
             self._next()
-        if session.stopped is None and center.leases.used < center.leases.total:
+        if session.stopped is None and not self._finished:
             raise UsageError(
                 f"At {self.now:.6g} virtual seconds the cluster has no worker left, with {center.progress:.0%} of the rows "
                 "done: let one of them stay, or join again."
@@ -180,6 +175,23 @@ class Simulation:
         session.end()
         session.measured |= self._summary()
         return center
+
+    @property
+    def _finished(self) -> bool:
+        return self.center.leases.used == self.center.leases.total
+
+    def _gather(self) -> list[Reply]:
+        """Those who are there join; who is not has left its rows to them, until it comes."""
+        replies: list[Reply] = []
+        for life in self.lives:
+            life.alive = self.cluster.there(life.rank, self.now)
+            if not life.alive:
+                replies += self.center.leave(life.rank)
+        for life in self.lives:
+            if life.alive:
+                replies += self.center.join(life.rank)
+                self._expect_death(life.rank)
+        return replies
 
     def _summary(self) -> dict[str, Any]:
         return {"virtual": True, "wall_seconds": round(self.session.wall_seconds, 4), "cluster": self.toll.summary()}
@@ -201,10 +213,10 @@ class Simulation:
                 life, size = what
                 self._pull_arrived(life, size)
             case Phase.PULLED:
-                life, pulled = what
-                if life.alive:
-                    self._waited(life)
-                    self._drive(life, pulled)
+                self._pulled(*what)
+            case Phase.SEND_AGAIN:
+                if what.alive and what.sent is not None and what.waits_for == what.sent.sequence:
+                    self._transmit(what, what.sent)
             case Phase.GONE:
                 self._gone(rank, what)
             case Phase.GIVEN_UP:
@@ -308,16 +320,16 @@ class Simulation:
             self._receive(commit.copied() if self.job.scheme.overlap else commit)
             return
         life.sent = commit.copied()
-        self._transmit(life, life.sent, self.now)
+        self._transmit(life, life.sent)
 
     def _bytes(self, commit: Commit) -> int:
         vectors = [commit.value, *commit.also.values()]
         vectors += [vector for vector in (commit.buffers, commit.integers) if vector is not None]
         return sum(vector.numel() * vector.element_size() for vector in vectors)
 
-    def _transmit(self, life: Life, commit: Commit, now: float) -> None:
+    def _transmit(self, life: Life, commit: Commit) -> None:
         pace = self._paces[life.rank]
-        for arrival in self.wire.up(life.rank, pace.delays, self._bytes(commit), now):
+        for arrival in self.wire.up(life.rank, pace.delays, self._bytes(commit), self.now):
             self._push(arrival, life.rank, Phase.COMMIT, commit)
 
     def _commit_arrived(self, commit: Commit) -> None:
@@ -359,8 +371,8 @@ class Simulation:
             if arrival is not None:
                 self._push(arrival, reply.worker, Phase.ANSWER, (life, mine))
             elif life.sent is not None and reply.sequence >= 0:
-                # The worker hears nothing, and asks again.
-                self._transmit(life, life.sent, self.now + self.cluster.retry)
+                # The worker hears nothing, and asks again if it is still there then.
+                self._push(self.now + self.cluster.retry, reply.worker, Phase.SEND_AGAIN, life)
             else:
                 self._push(self.now + self.cluster.retry, reply.worker, Phase.ANSWER, (life, mine))
 
@@ -407,6 +419,16 @@ class Simulation:
             self._push(self.now + self.cluster.retry, life.rank, Phase.PULL, (life, size))
         else:
             self._push(arrival, life.rank, Phase.PULLED, (life, pulled))
+
+    def _pulled(self, life: Life, pulled: Pulled) -> None:
+        if not life.alive:
+            return
+        awake = self._paces[life.rank].awake(self.now)
+        if awake > self.now:
+            self._push(awake, life.rank, Phase.PULLED, (life, pulled))
+            return
+        self._waited(life)
+        self._drive(life, pulled)
 
     # -- looking --------------------------------------------------------------------------------------------
 
