@@ -60,6 +60,7 @@ class Display:
         self._directory = ""
         self._time = 0.0
         self._began = 0.0
+        self._went = 0.0
         self._drawn = 0.0
         self._next = math.inf
         self._commits = self._rows = self._staleness = self._refused = 0
@@ -150,12 +151,14 @@ class Display:
 
     def _on_go(self, data: Any) -> None:
         self._began = self._time
+        self._went = time.monotonic()
         for worker in self._workers.values():
             worker.state = "running"
 
     def _on_lost(self, data: Any) -> None:
         self._workers.setdefault(data["rank"], _Worker()).state = "lost"
-        self._say(f"Worker {data['rank']} (pid {data['pid']}) was lost: {data['reason']}", style="red")
+        if not self._simulated:  # there it is what was asked for
+            self._say(f"Worker {data['rank']} (pid {data['pid']}) was lost: {data['reason']}", style="red")
 
     def _on_refused(self, data: Any) -> None:
         if data["why"] == "late":  # part of the scheme, not a fault
@@ -166,7 +169,7 @@ class Display:
 
     def _on_validation(self, data: Any) -> None:
         self._seen = dict(data)
-        if self._live is None and self._share < 1:  # the last one is told by the line at the end
+        if self._live is None and self._share < 1 and not self._simulated:  # the last one is told by the line at the end
             self._tick(time.monotonic())
 
     def _on_resume(self, data: Any) -> None:
@@ -212,11 +215,25 @@ class Display:
 
     def _smoothed(self, rate: float, rows: int, before: int, gone: float) -> float:
         if self._ended:
-            return rows / (self._time - self._began) if self._time > self._began else 0.0
+            return rows / self._gone if self._gone > 0 else 0.0
         if gone <= 0:
             return rate
         fresh = (rows - before) / gone
         return fresh if rate == 0 else rate + (fresh - rate) * -math.expm1(-gone / 2.0)
+
+    @property
+    def _simulated(self) -> bool:
+        """Whether the seconds of the events are those of a virtual cluster."""
+        return str(self._start.get("engine", "")).partition(":")[0] == "vector"
+
+    @property
+    def _gone(self) -> float:
+        """Seconds that the user has waited since the start barrier."""
+        return time.monotonic() - self._went if self._simulated else self._time - self._began
+
+    @property
+    def _clock(self) -> str:
+        return duration(self._time) + " virtual" * self._simulated
 
     @property
     def _share(self) -> float:
@@ -226,11 +243,11 @@ class Display:
     def _left(self) -> str:
         """The time left, from the rows used so far in this run."""
         total = self._start.get("rows", 0) * self._start.get("epochs", 0)
-        gone = self._time - self._began
+        gone = self._gone
         if self._ended or not self._rows or gone <= 0:
             return ""
         left = (total - self._rows_resumed - self._rows) * gone / self._rows
-        if self._max_seconds is not None:
+        if self._max_seconds is not None and not self._simulated:
             left = min(left, self._max_seconds - gone)
         return f"{duration(max(0.0, left))} left"
 
@@ -253,7 +270,7 @@ class Display:
     def _line(self) -> str:
         figures = "  ".join(f"{name} {value}" for name, value in self._figures())
         left = self._left()
-        return f"{duration(self._time)}  {self._epoch()} ({self._share:.0%})  {figures}" + (f"  {left}" if left else "")
+        return f"{self._clock}  {self._epoch()} ({self._share:.0%})  {figures}" + (f"  {left}" if left else "")
 
     def picture(self) -> RenderableType:
         """The live view as it is now."""
@@ -275,9 +292,9 @@ class Display:
         )
 
     def _bar(self, width: int) -> RenderableType:
-        after = f" {self._share:4.0%}  {duration(self._time)}" + (f", {self._left()}" if self._left() else "")
+        after = f" {self._share:4.0%}  {self._clock}" + (f", {self._left()}" if self._left() else "")
         if self._ended:
-            after = f" {self._share:4.0%}  {duration(self._time)}, {self._ended}"
+            after = f" {self._share:4.0%}  {self._clock}, {self._ended}"
         elif not self._commits:
             after = "   workers warm up"
         epoch = f"{self._epoch()}  "

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from paragrad import arrivals, checkpoint, options, recipe, record, schemes
+from paragrad import arrivals, checkpoint, options, recipe, record, schemes, toys
 from paragrad.arrivals import History
 from paragrad.center import Center
 from paragrad.data import load
@@ -28,6 +28,9 @@ from paragrad.learners.torch import Loss
 from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
 from paragrad.train import EVALUATION_BATCH, digest, learner_factory, trained
+
+TOLERANCE = 1e-3
+"""The difference that is allowed where the run was computed in another way than its replay: rounding grows with a run."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def replay(
     loss: Loss | str | None = None,
     optimizer: OptimizerLike | None = None,
     scheme: Scheme | None = None,
-    tolerance: float = 0.0,
+    tolerance: float | None = None,
 ) -> Replayed:
     """Repeat the run in a directory: the same windows, commits and answers, in the order in which its center heard of them.
 
@@ -110,9 +113,8 @@ def replay(
     data        as it was given to ``pg.train``; None: what run.toml names
     holdout, loss, optimizer    as they were given to ``pg.train``; None: what run.toml says
     scheme      only where it is one of your own
-    tolerance   the largest absolute difference that still counts as the same (``Replayed.within``)
-
-    A run on the CPU, repeated on the same machine, gives the same bits.
+    tolerance   the largest absolute difference that still counts as the same (``Replayed.within``); None: 0 where workers
+                were computed one after another on the CPU, which gives the same bits, else ``TOLERANCE``
     """
     directory = Path(directory)
     settings, history = _read(directory)
@@ -122,7 +124,7 @@ def replay(
     if model is None:
         model, source = _from_recipe(settings, data, holdout, directory)
     else:
-        source = _source(settings, data, holdout)
+        source = _source(settings, model, data, holdout)
     _check_data(source.train, start, directory)
     loss = _given("loss", loss, settings, directory)
     optimizer = _given("optimizer", optimizer, settings, directory)
@@ -147,7 +149,7 @@ def replay(
         clock=center.clock,
         commits=stage.commits,
         compared=tuple(left.compared),
-        tolerance=tolerance,
+        tolerance=(0.0 if _bits(history) else TOLERANCE) if tolerance is None else tolerance,
         strayed=None if stage.strayed is None else f"arrival {stage.strayed.number} ({stage.strayed})",
         notes=tuple(notes + stage.notes),
         seconds=seconds,
@@ -261,9 +263,11 @@ def _scheme(given: Scheme | None, recorded: str, directory: Path) -> Scheme:
 def _notes(history: History) -> list[str]:
     notes = []
     last = history.attempts[-1].start
-    engine, fields = options.parse_fields(last["engine"])
-    if engine != "local" or fields.get("device", "cpu") != "cpu":
-        notes.append(f"The run was made on engine {last['engine']!r}, and is repeated on this CPU: the last bits may differ.")
+    if not _bits(history):
+        notes.append(
+            f"The run was made on engine {last['engine']!r}, and is repeated one worker after another on this CPU: the last bits "
+            f"may differ, and differences grow with the run (allowed: {TOLERANCE:g})."
+        )
     if last["torch"] != torch.__version__:
         notes.append(f"The run was made with torch {last['torch']}, this is {torch.__version__}: the last bits may differ.")
     if last["threads"] > usable_cores():
@@ -273,6 +277,13 @@ def _notes(history: History) -> list[str]:
     elif not history.whole:
         notes.append(f"The run came to no model ({history.ended}): it is compared with its checkpoints.")
     return notes
+
+
+def _bits(history: History) -> bool:
+    """Whether the run was computed as its replay is: the same bits are then expected."""
+    engine, fields = options.parse_fields(history.attempts[-1].start["engine"])
+    alone = engine == "local" or fields.get("mode") == "loop"
+    return alone and fields.get("device", "cpu") == "cpu"
 
 
 def _given(key: str, given: Any, settings: Mapping[str, Any], directory: Path) -> Any:
@@ -294,15 +305,21 @@ def _from_recipe(
         _given(key, None, settings, directory)
     changed = {key: value for key, value in (("data", data), ("holdout", holdout)) if value is not None}
     model, rows = recipe.build({"loss": None, **settings, **changed})
-    return model, load.split(rows["data"], rows.get("validation"), rows.get("holdout"), settings["seed"])
+    return model, load.split(rows["data"], rows.get("validation"), rows.get("holdout"), settings["seed"], width=_width(model))
 
 
-def _source(settings: Mapping[str, Any], data: Any, holdout: float | None) -> load.Split:
+def _source(settings: Mapping[str, Any], model: Any, data: Any, holdout: float | None) -> load.Split:
     if data is None:
         data = settings["data"]
-        if data != "digits" and not Path(data).exists():
+        if data != "digits" and _width(model) is None and not Path(data).exists():
             raise UsageError(f"The run was trained on {data!r}, which is no file here: give data=, as to pg.train.")
-    return load.split(data, None, settings.get("holdout") if holdout is None else holdout, settings["seed"])
+    holdout = settings.get("holdout") if holdout is None else holdout
+    return load.split(data, None, holdout, settings["seed"], width=_width(model))
+
+
+def _width(model: Any) -> int | None:
+    """The length of a row of noise, for a toy problem."""
+    return model.size if isinstance(model, toys.Toy) else None
 
 
 def _check_data(train: Any, start: Mapping[str, Any], directory: Path) -> None:

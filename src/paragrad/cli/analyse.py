@@ -105,10 +105,10 @@ def _told(found: Balance, *, gaps: bool) -> list[str]:
 
 
 def _idle(run: Path) -> dict[int, float]:
-    """The share of its time that each worker waited, where the summary has it: a list, or a table by rank."""
-    try:
-        found = json.loads((run / "summary.json").read_text(encoding="utf-8")).get("idle")
-    except (OSError, ValueError, AttributeError):
+    """The share of its time that each worker waited, where the summary of a simulated run has it."""
+    file = run / "summary.json"
+    cluster = json.loads(file.read_text(encoding="utf-8")).get("cluster") if file.exists() else None
+    if cluster is None:
         return {}
-    pairs = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
-    return {int(rank): float(share) for rank, share in pairs if isinstance(share, int | float)}
+    times = zip(cluster["idle_seconds"], cluster["computing_seconds"], strict=True)
+    return {rank: idle / (idle + computing) for rank, (idle, computing) in enumerate(times) if idle + computing}

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run, finished or not.")],
     tolerance: Annotated[
-        float,
-        typer.Option(metavar="X", help="The largest absolute difference that counts as the same; 0 asks for the same bits."),
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="The largest absolute difference that counts as the same. \\[default: 0, the same bits, for a run on the CPU]",
+        ),
+    ] = None,
 ) -> None:
     """Repeat a run in one process, in the order in which its center heard of its workers, and compare the centers.
 
@@ -27,7 +30,7 @@ def replay(
     from paragrad.errors import UsageError
     from paragrad.replay import replay as repeat
 
-    if not tolerance >= 0:
+    if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"--tolerance {tolerance}, but a difference that is allowed is 0 or more.")
     result = repeat(run, tolerance=tolerance)
     show(result)

@@ -311,7 +311,8 @@ def show(result: Result, console: Console) -> None:
     from paragrad.display import number as figure
 
     summary = result.summary
-    made = table("accuracy", "loss", "seconds", "samples/s", "commits", "mean staleness")
+    seconds = "virtual seconds" if "wall_seconds" in summary else "seconds"
+    made = table("accuracy", "loss", seconds, "samples/s", "commits", "mean staleness")
     for column in made.columns:
         column.style, column.justify = "", "right"
     made.add_row(

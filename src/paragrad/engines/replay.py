@@ -211,7 +211,7 @@ class _Stage:
             raise _left(arrival, f"it would be refused ({why}), and was not so in the record")
 
     def _repeated(self, commit: Commit, arrived: int) -> None:
-        arrival = self._known(commit)
+        arrival = self.attempt.arrivals[arrived]
         if arrival.kind != "repeated":
             raise _left(arrival, "it would be one that the center has already, and was not in the record")
 
