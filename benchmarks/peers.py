@@ -192,3 +192,54 @@ def ddp(rank: int, workers: int, meeting: str, spec: str, optimizer: str, batch:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=workers)
     model = DistributedDataParallel(models.build(spec, (784,), 10))
     return _loop(model, optimizer_of(optimizer, model.parameters()), batch, rank)
+
+
+# -- on a device ----------------------------------------------------------------------------------------------------
+
+
+def replica(rank: int, workers: int, sizes: str, batch: int, device: str) -> Step:
+    """A step of one model of its own in plain PyTorch, its rows on the device already."""
+    count, module, step = _on_device(sizes, device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    return lambda: step(module, optimizer, torch.randint(0, count, (batch,), device=device))
+
+
+def replica_waited_for(rank: int, workers: int, sizes: str, batch: int, device: str) -> Step:
+    """The same, each step to its end: for processes whose steps are counted by the clock."""
+    step = replica(rank, workers, sizes, batch, device)
+
+    def waited() -> None:
+        step()
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    return waited
+
+
+def member_on_device(rank: int, workers: int, sizes: str, batch: int, device: str, meeting: str) -> Step:
+    """One of a DistributedDataParallel group whose members share a device (gloo: NCCL wants a device for each)."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=workers)
+    count, inner, step = _on_device(sizes, device)
+    module = nn.parallel.DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def waited() -> None:
+        step(module, optimizer, torch.randint(0, count, (batch,), device=device))
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    return waited
+
+
+def _on_device(sizes: str, device: str) -> tuple[int, nn.Module, Callable[..., None]]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8192, 784, generator=generator).to(device)
+    y = torch.randint(0, 10, (8192,), generator=generator).to(device)
+    loss = nn.CrossEntropyLoss()
+
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, mine: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss(module(x.index_select(0, mine)), y.index_select(0, mine)).backward()
+        optimizer.step()
+
+    return len(x), models.build(sizes, (784,), 10).to(device), step

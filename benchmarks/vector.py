@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import peers
 import torch
 from torch import nn
 
@@ -78,78 +79,28 @@ def together(data: Arrays, device: str, precision: Any, replicas: int) -> float:
     return microseconds(go, device)
 
 
-def one_by_one(data: Arrays, device: str) -> Callable[[], None]:
-    """A step of one replica in plain PyTorch, the rows on the device already."""
-    x, y = (leaf.to(device) for leaf in data.tree)
-    module = models.build(SIZES, (784,), 10).to(device)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    loss = nn.CrossEntropyLoss()
-    order, place = torch.randperm(len(x), device=device), 0
-
-    def step() -> None:
-        nonlocal place
-        mine = order[place : place + BATCH]
-        place = (place + BATCH) % (len(x) - BATCH)
-        optimizer.zero_grad()
-        loss(module(x.index_select(0, mine)), y.index_select(0, mine)).backward()
-        optimizer.step()
-
-    return step
-
-
-def alone(rank: int, workers: int, data: Arrays, device: str) -> Callable[[], None]:
-    """One of several processes that do not talk."""
-    step = one_by_one(data, device)
-
-    def synced() -> None:
-        step()
-        if device != "cpu":
-            torch.cuda.synchronize()
-
-    return synced
-
-
-def ddp(rank: int, workers: int, data: Arrays, device: str, rendezvous: str) -> Callable[[], None]:
-    """A member of a DistributedDataParallel group on one device."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
-    x, y = (leaf.to(device) for leaf in data.tree)
-    inner = models.build(SIZES, (784,), 10).to(device)
-    module = nn.parallel.DistributedDataParallel(inner)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    loss = nn.CrossEntropyLoss()
-
-    def step() -> None:
-        mine = torch.randint(0, len(x), (BATCH,), device=device)
-        optimizer.zero_grad()
-        loss(module(x.index_select(0, mine)), y.index_select(0, mine)).backward()
-        optimizer.step()
-        if device != "cpu":
-            torch.cuda.synchronize()
-
-    return step
-
-
 def replicas(report: measure.Report, device: str, seconds: float) -> None:
     """Microseconds a worker-step, all ways in one run."""
     generator = torch.Generator().manual_seed(0)
     data = Arrays((torch.randn(60_000, 784, generator=generator), torch.randint(0, 10, (60_000,), generator=generator)))
-    small = Arrays(tuple(leaf[:8192].clone() for leaf in data.tree))
     for _ in range(report.options.repeats):
         figures: dict[str, Any] = {"part": "replicas"}
         for precision in ("float32", "tf32", "bf16"):
             figures[f"together_{precision}_us"] = together(data, device, precision, REPLICAS)
-        step = one_by_one(data, device)
+        step = peers.replica(0, 1, SIZES, BATCH, device)
 
-        def hundred(step: Callable[[], None] = step) -> int:
+        def many(step: Callable[[], None] = step) -> int:
             for _ in range(200):
                 step()
             return 200
 
-        figures["one_by_one_us"] = microseconds(hundred, device)
-        found = measure.together(alone, 16, small, device, seconds=seconds)
+        figures["one_by_one_us"] = microseconds(many, device)
+        found = measure.together(peers.replica_waited_for, 16, SIZES, BATCH, device, seconds=seconds)
         figures["processes_16_us"] = 1e6 / measure.rate(found, seconds)
         with tempfile.TemporaryDirectory() as folder:
-            found = measure.together(ddp, 4, small, device, str(Path(folder) / "meet"), seconds=seconds)
+            found = measure.together(
+                peers.member_on_device, 4, SIZES, BATCH, device, str(Path(folder) / "meet"), seconds=seconds
+            )
         figures["ddp_4_us"] = 1e6 / measure.rate(found, seconds)
         report.figures.append(figures)
         print(figures, flush=True)

@@ -265,8 +265,8 @@ def _notes(history: History) -> list[str]:
     last = history.attempts[-1].start
     if not _bits(history):
         notes.append(
-            f"The run was made on engine {last['engine']!r}, and is repeated one worker after another on this CPU: the last bits "
-            f"may differ, and differences grow with the run (allowed: {TOLERANCE:g})."
+            f"The run was made on engine {last['engine']!r}, and is repeated one worker after another on this CPU: the last "
+            f"bits may differ, and differences grow with the run (allowed: {TOLERANCE:g})."
         )
     if last["torch"] != torch.__version__:
         notes.append(f"The run was made with torch {last['torch']}, this is {torch.__version__}: the last bits may differ.")
