@@ -1,6 +1,7 @@
 """The vector engine on a GPU: many replicas at once, the thesis's cells end to end, beside what a user would do instead.
 
     .venv/bin/python benchmarks/vector.py --mnist FILE.npz [--device cuda] [--part replicas,cell,cells]
+    .venv/bin/python benchmarks/vector.py --device cpu --part models,toy --seconds 2 --out benchmarks/results/vector_cpu.json
 
 *replicas*: 512 replicas of an MLP 784-600-600-10, batch 64, SGD, microseconds a worker-step, timed with device events after a
 warm-up; beside one replica after another in plain PyTorch on the same device, 16 processes that each train one replica and do
@@ -8,10 +9,14 @@ not even talk, and DistributedDataParallel with 4 processes (gloo: NCCL wants a 
 *cell*: the thesis's n = 20, λ = 15 (MLP 784-1000-2000-1000-10, Adam, mini-batches of 128, 40 epochs in total over all workers,
 MNIST) with the real center and scheme, seconds from the start barrier to the last commit; 5 seeds.
 *cells*: all 49 of n, λ = 10, 15, ..., 40.
+*models*: on the CPU, what the engine does of itself against looping over replicas, for models of several kinds.
+*toy*: on the CPU, 1,000 workers on a quadratic with exponential windows, events a second against a bare heap loop with the same
+tensor operations and nothing else: no center, no leases, no record.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import tempfile
 import time
@@ -25,7 +30,7 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad import models
+from paragrad import kernels, losses, models, toys
 from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
@@ -150,6 +155,120 @@ def cell(parts: load.Split, device: str, workers: int, window: int, precision: A
     return found
 
 
+MODELS = [
+    ("quadratic:curvatures=(1.0,10.0)", 1),
+    ("linear", 32),
+    ("mlp:16", 32),
+    ("mlp:128", 32),
+    ("mlp:512", 32),
+    ("cnn", 32),
+    ("resnet8", 16),
+]
+"""What is trained on the CPU, and a worker's mini-batch: rows of 64 pixels, but for the toy."""
+
+
+def looped(report: measure.Report, workers: int, seconds: float) -> None:
+    """Rows a second on the CPU: auto and together, against one replica after another."""
+    for _ in range(report.options.repeats):
+        for spec, batch in MODELS:
+            found: dict[str, Any] = {"part": "models", "model": spec, "workers": workers}
+            for mode in ("loop", "auto", "together"):
+                found[mode] = _rate_of(spec, batch, workers, mode, seconds)
+            report.figures.append(found)
+            print(found, flush=True)
+    for spec, _ in MODELS:
+        mine = [figures for figures in report.figures if figures.get("model") == spec]
+        ratios = [figures["auto"] / figures["loop"] for figures in mine]
+        report.claims.append(measure.Claim.over(f"CPU, {spec}, {workers} workers: rate / looping", ratios, target=">= 0.9"))
+
+
+def _rate_of(spec: str, batch: int, workers: int, mode: Any, seconds: float) -> float:
+    toy = toys.is_toy(spec)
+    began: list[float] = []
+    counted = [0]
+
+    def watch(event: pg.Event) -> bool:
+        if event.kind == "go":
+            began.append(time.perf_counter())
+        if event.kind == "commit":
+            counted[0] += event.data["rows"]
+        return bool(began) and time.perf_counter() - began[0] > seconds
+
+    with tempfile.TemporaryDirectory() as folder:
+        result = pg.train(
+            toys.build(spec) if toy else models.build(spec, (64,), 10),
+            "noise:rows=4000" if toy else "digits",
+            optimizer="sgd:lr=0.0001",
+            scheme=pg.AGN(window=5),
+            engine=pg.Vector(workers=workers, mode=mode),
+            epochs=1000,
+            batch_size=batch,
+            run=pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None, callbacks=(watch,)),
+        )
+    return counted[0] / float(result.summary["wall_seconds"])
+
+
+def toy(report: measure.Report, workers: int, events: int) -> None:
+    """Events a second with a thousand workers, beside a bare heap loop."""
+    for _ in range(report.options.repeats):
+        found = {"part": "toy", "workers": workers, "ours": _simulated(workers, events), "bare": _bare(workers, events)}
+        report.figures.append(found)
+        print(found, flush=True)
+    mine = [figures for figures in report.figures if figures["part"] == "toy"]
+    ratios = [figures["ours"] / figures["bare"] for figures in mine]
+    report.claims.append(
+        measure.Claim.over(f"CPU, a quadratic with {workers:,} workers: events / bare heap loop", ratios, target=">= 0.4")
+    )
+
+
+def _simulated(workers: int, events: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        result = pg.train(
+            toys.Quadratic(curvatures=(1.0, 10.0)),
+            f"noise:rows={events}",
+            optimizer="sgd:lr=0.0001",
+            scheme=pg.Downpour(window=1),
+            batch_size=1,
+            engine=pg.Vector(workers=workers, threads=1, cluster=pg.Cluster(speeds=pg.Exponential(1.0))),
+            run=pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None),
+        )
+    return float(result.summary["commits"] / result.summary["wall_seconds"])
+
+
+def _bare(workers: int, events: int) -> float:
+    """A heap of (time, worker), all due windows computed at once, each commit's passes over its vectors; and nothing else."""
+    torch.set_num_threads(1)
+    data = load.split(f"noise:rows={events}", width=2).train
+    plan = Plan(events, 1, 1)
+    learner = TorchLearner(toys.Quadratic(curvatures=(1.0, 10.0)), losses.build("value"), "sgd:lr=0.0001")
+    rows = TorchRows(learner, workers, data, plan)
+    homes = [rows.weights[rank] for rank in range(workers)]
+    anchors = [learner.weights.clone() for _ in range(workers)]
+    center, spare = learner.weights.clone(), learner.weights.clone()
+    draws = [pg.Cluster(speeds=pg.Exponential(1.0)).steps(rank, 0, 0) for rank in range(workers)]
+    heap = [(draws[rank].total(1), rank) for rank in range(workers)]
+    heapq.heapify(heap)
+    batches = iter(range(events))
+    batch = [next(batches) for _ in range(workers)]
+    due, waiting = set(range(workers)), list(range(workers))
+    began = time.perf_counter()
+    for _ in range(events):
+        now, rank = heapq.heappop(heap)
+        if rank in due:
+            rows.run([Task(row, (batch[row],)) for row in waiting])
+            due.clear()
+            waiting = []
+        kernels.move(spare, anchors[rank], homes[rank], center, 1.0)
+        center, spare = spare, center
+        following = next(batches, None)
+        if following is not None:
+            batch[rank] = following
+            due.add(rank)
+            waiting.append(rank)
+            heapq.heappush(heap, (now + draws[rank].total(1), rank))
+    return events / (time.perf_counter() - began)
+
+
 def main() -> None:
     parser = measure.parser("vector", __doc__, seconds=6, repeats=3)
     parser.add_argument("--mnist", help="an .npz with MNIST; without it, only the replicas")
@@ -186,6 +305,10 @@ def main() -> None:
             report.claims.append(
                 measure.Claim("all 49 cells of AGN, minutes", (time.perf_counter() - began) / 60, target="<= 5")
             )
+    if "models" in wanted:
+        looped(report, 16, options.seconds)
+    if "toy" in wanted:
+        toy(report, 1000, 10_000)
     rows = [[claim.what, f"{claim.value:.4g}", claim.target] for claim in report.claims]
     measure.show("The vector engine", ["what", "median", "target"], rows)
     report.write()
