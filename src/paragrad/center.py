@@ -16,7 +16,7 @@ from paragrad import kernels, update
 from paragrad.data.leases import Leases
 from paragrad.errors import Diverged, UsageError
 from paragrad.schemes.scheme import Scheme
-from paragrad.state import Allocate, State, TwoBuffers, private
+from paragrad.state import Allocate, TwoBuffers, private
 from paragrad.types import Commit, Reply, Vector, VectorOptimizer
 from paragrad.view import View
 
@@ -101,6 +101,10 @@ class Center:
         self._states = TwoBuffers(
             start, buffers, integers, slots=scheme.center_slots, workers=workers, aliased=scheme.aliased, allocate=allocate
         )
+        self.state = self._states.now
+        """The current buffer."""
+        self.clock = 0
+        """Updates applied so far."""
         owns = scheme.answers == "own" or scheme.remembers or quorum == 1
         self.answers = (
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
@@ -137,19 +141,9 @@ class Center:
     # -- what others may read -------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
-        """The current buffer."""
-        return self._states.now
-
-    @property
     def value(self) -> Vector:
         """The central variable; not to be written to."""
         return self.state.value
-
-    @property
-    def clock(self) -> int:
-        """Updates applied so far."""
-        return self.state.clock
 
     @property
     def scratch(self) -> Vector:
@@ -311,7 +305,7 @@ class Center:
         return tuple(position for commit in self._round if commit.worker == worker for position in commit.batches)
 
     def _in_round(self, worker: int) -> int:
-        return len(self._waiting(worker))
+        return len(self._waiting(worker)) if self._round else 0
 
     def _apply(self, commits: list[Commit]) -> bool:
         """Write the next state and flip to it; False, and no flip, where a commit turns out not to be finite."""
@@ -330,6 +324,8 @@ class Center:
         if self.leases.used == self.leases.total:
             self._wake()
         self._states.flip(commits)
+        self.state = self._states.now
+        self.clock = self.state.clock
         for commit in commits:
             self._note(commit)
             if self.scheme.held and commit.worker in self._owed:
@@ -391,14 +387,14 @@ class Center:
     def _release(self) -> list[Reply]:
         """Every reply that is owed and need not wait any longer, each with the lease of the next window."""
         replies: list[Reply] = []
-        gathered = {commit.worker for commit in self._round} if self.scheme.held else set()
+        gathered = {commit.worker for commit in self._round} if self._round and self.scheme.held else set()
         for worker in sorted(self._owed):
             if worker in gathered or self._owed[worker].sits_out == self.clock:
                 continue
             if self._may_wait and self.scheme.waits(View(self, self.state, self.state, 0, 0), worker):
                 continue
             steps = self._steps(worker)
-            ahead = len(self.leases.held(worker)) - self._in_round(worker)
+            ahead = self.leases.count(worker) - self._in_round(worker)
             batches = self.leases.take(worker, max(0, steps + self.scheme.overlap - ahead), aligned=self._aligned)
             if not batches and not ahead and self.leases.used < self.leases.total:
                 # Nothing for it now. In a round it sits out; else it stays, for rows that another may leave behind.
@@ -410,6 +406,8 @@ class Center:
             replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
         done = [reply.worker for reply in replies if reply.done]
         self.live.difference_update(done)
+        if not self._owed:
+            return replies + self._advance() if done else replies
         sitting = [o for w, o in self._owed.items() if o.sits_out == self.clock and self.leases.remain(w)]
         if sitting and not replies and not any(self.leases.held(w) for w in self.live):
             for owed in sitting:
@@ -439,7 +437,7 @@ class Center:
             applied=owed.applied,
             placed=own and owed.placed,
             last=max([self.last(worker), *(commit.sequence for commit in self._round if commit.worker == worker)]),
-            done=not batches and len(self.leases.held(worker)) <= self._in_round(worker),
+            done=not batches and self.leases.count(worker) <= self._in_round(worker),
             progress=self.progress,
             buffers=self.state.buffers,
             integers=self.state.integers,
@@ -490,6 +488,7 @@ class Center:
         """Go on from a snapshot. What was leased when it was taken is to be done again."""
         for state in self._states.both:
             state.load(tensors, numbers["clock"], numbers["ledger"])
+        self.clock = numbers["clock"]
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
         if self.optimizer is not None:

@@ -15,6 +15,8 @@ from paragrad.errors import UsageError
 from paragrad.types import Event
 
 FLUSH_EVERY = 0.5
+MANY = ("commit", "refused", "repeated", "join", "leave")
+"""Events that come in numbers: they need not be on their way to the disk at once."""
 HELD = 32 << 20
 """Bytes of lines that wait in memory for room on the disk; what comes after them is only counted."""
 
@@ -44,7 +46,7 @@ class Record:
             self._append(event)
         else:
             self._left_out += 1
-        if event.kind != "commit" or time.monotonic() - self._flushed > FLUSH_EVERY:
+        if event.kind not in MANY or time.monotonic() - self._flushed > FLUSH_EVERY:
             self.flush()
             if self._left_out and self.error is None:
                 self._append(Event("gap", event.time, {"lines": self._left_out}))
@@ -120,6 +122,8 @@ def batches_used(events: Iterable[Event]) -> Counter[int]:
 def fold(positions: Iterable[int]) -> list[int | list[int]]:
     """Positions in short form: 4, or [first, last, step] for three and more at equal steps."""
     given = list(positions)
+    if len(given) < 3:
+        return given  # type: ignore[return-value]
     short: list[int | list[int]] = []
     start = 0
     while start < len(given):

@@ -18,7 +18,7 @@ from paragrad.record import Record, fold
 from paragrad.run import Run
 from paragrad.tally import Tally
 from paragrad.types import Commit, Event
-from paragrad.worker import DRAWN
+from paragrad.worker import is_drawn
 
 EVALUATION_SHARE = 10
 """Validation takes at most about one part in this many of the time."""
@@ -141,8 +141,10 @@ class Session:
         event = Event(kind, self.seconds, data)
         self._record.write(event)
         self.tally.add(event, self.plan.batches)
-        self._tell(event)
-        self._mind_the_record(self._record.error)
+        if self.run.callbacks:
+            self._tell(event)
+        if self._record.error is not None or self._record_failed:
+            self._mind_the_record(self._record.error)
 
     def say(self, kind: str, **data: Any) -> None:
         """Tell everyone who asked of something that is no part of the training, and so not of the record."""
@@ -196,7 +198,7 @@ class Session:
             more["distance"] = float(f"{commit.distance:.6g}")
         if commit.path is not None:
             more["path"] = [list(point) for point in commit.path]
-        if self._center.value.numel() <= DRAWN:
+        if is_drawn(self._center.value.numel(), self._center.workers):
             more["center"] = self._center.value.tolist()
         return more
 

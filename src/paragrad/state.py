@@ -30,12 +30,9 @@ class State:
     integers: Vector
     slots: dict[str, Vector]
     numbers: npt.NDArray[np.int64]
-    """The clock, then the last applied sequence of each worker."""
-
-    @property
-    def clock(self) -> int:
-        """Updates applied so far."""
-        return int(self.numbers[0])
+    """The clock, then the last applied sequence of each worker: for those who share this memory."""
+    clock: int = 0
+    """Updates applied so far."""
 
     def last(self, worker: int) -> int:
         """The sequence of the worker's last applied commit."""
@@ -54,6 +51,7 @@ class State:
         self.integers.copy_(tensors["integers"])
         for name, slot in self.slots.items():
             slot.copy_(tensors[f"slot.{name}"])
+        self.clock = clock
         self.numbers[:] = [clock, *ledger]
 
 
@@ -103,7 +101,8 @@ class TwoBuffers:
         """The spare, its value and slots written, becomes the state that is read: one number is moved."""
         now, spare = self.now, self._spare
         spare.numbers[:] = now.numbers
-        spare.numbers[0] = now.clock + 1
+        spare.clock = now.clock + 1
+        spare.numbers[0] = spare.clock
         for commit in commits:
             spare.numbers[1 + commit.worker] = commit.sequence
         self.control[0] += 1

@@ -20,8 +20,8 @@ from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import Batches, Commit, Reply, Vector
 
-DRAWN = 16
-"""Parameters up to which a model's path is kept in the record, to be drawn."""
+DRAWN, DRAWN_WORKERS = 16, 64
+"""Parameters, and workers, up to which a model's path is kept in the record, to be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,11 @@ class Receive:
 Request: TypeAlias = Join | Scatter | Recover | Window | Pull | Send | Receive
 
 
+def is_drawn(parameters: int, workers: int) -> bool:
+    """Whether a picture of a run's path could be drawn, so that the record keeps it."""
+    return parameters <= DRAWN and workers <= DRAWN_WORKERS
+
+
 @dataclass(slots=True)
 class Done:
     """What a window did."""
@@ -84,8 +89,11 @@ class Done:
 
     def add(self, other: Done) -> None:
         """Another piece of the same window."""
-        for name in ("steps", "rows", "weight", "loss", "seconds"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.steps += other.steps
+        self.rows += other.rows
+        self.weight += other.weight
+        self.loss += other.loss
+        self.seconds += other.seconds
         self.lr, self.moved, self.busy = other.lr, other.moved, other.busy
 
 
@@ -105,7 +113,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
     reply = yield Join()
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
-    drawn = me.local.numel() <= DRAWN and not scheme.aliased
+    drawn = is_drawn(me.local.numel(), me.workers) and not scheme.aliased
     measured = Odometer(reply.value) if distances and scheme.answers == "center" and not scheme.aliased else None
     if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
         yield Scatter()
@@ -142,7 +150,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             pulled = yield from _pull(pulls)
             me.center = pulled.value
         last += 1
-        before = {name: slot.clone() for name, slot in me.slots.items()}
+        before = {name: slot.clone() for name, slot in me.slots.items()} if me.slots else {}
         commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
         commit.pulls, commit.saw = tuple(pulls), reply.version
         if measured is not None:

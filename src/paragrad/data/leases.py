@@ -42,6 +42,10 @@ class Leases:
         """What this worker has on lease, in the order in which it was given."""
         return tuple(self._held[worker])
 
+    def count(self, worker: int) -> int:
+        """How many this worker has on lease."""
+        return len(self._held[worker])
+
     def remain(self, worker: int) -> bool:
         """Whether this worker holds, or can still be given, anything."""
         if self._held[worker] or (self._loose and any(self._returned[source] for source in self._sources(worker))):

@@ -138,6 +138,8 @@ class Simulation:
         self._busy_until = 0.0
         self._queued = 0
         self._evaluator: Learner | None = None
+        self._sizes: dict[int, int] = {}
+        self._stateless = not (self.learner.buffers.numel() or self.learner.integers.numel())
         by_reference = self.wire.free and scheme.is_scaled_movement and bool(self.center.answers) and not job.distances
         if by_reference:
             self.center.homes = [self.crowd.weights(rank) for rank in range(self.workers)]
@@ -309,9 +311,8 @@ class Simulation:
 
     def _send(self, life: Life, commit: Commit) -> None:
         rank = life.rank
-        if self.center.state.buffers.numel():
+        if not self._stateless:
             commit.buffers = self.crowd.buffers(rank).clone()
-        if self.center.state.integers.numel():
             commit.integers = self.crowd.integers(rank).clone()
         life.waits_for = commit.sequence
         self.toll.up[rank] += self._bytes(commit)
@@ -323,9 +324,12 @@ class Simulation:
         self._transmit(life, life.sent)
 
     def _bytes(self, commit: Commit) -> int:
-        vectors = [commit.value, *commit.also.values()]
-        vectors += [vector for vector in (commit.buffers, commit.integers) if vector is not None]
-        return sum(vector.numel() * vector.element_size() for vector in vectors)
+        """What a commit weighs: always the same, but for fragments that do not divide evenly."""
+        if commit.part not in self._sizes:
+            vectors = [commit.value, *commit.also.values()]
+            vectors += [vector for vector in (commit.buffers, commit.integers) if vector is not None]
+            self._sizes[commit.part] = sum(vector.numel() * vector.element_size() for vector in vectors)
+        return self._sizes[commit.part]
 
     def _transmit(self, life: Life, commit: Commit) -> None:
         pace = self._paces[life.rank]
@@ -392,9 +396,8 @@ class Simulation:
             self._push(awake, life.rank, Phase.ANSWER, what)
             return
         life.waits_for = -(1 << 60)
-        if reply.buffers is not None and reply.buffers.numel():
+        if not self._stateless and reply.buffers is not None and reply.integers is not None:
             self.crowd.buffers(life.rank).copy_(reply.buffers)
-        if reply.integers is not None and reply.integers.numel():
             self.crowd.integers(life.rank).copy_(reply.integers)
         if isinstance(life.request, Receive | AskToJoin):
             self._waited(life)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -107,8 +108,9 @@ class Slot:
         self.floats[:R_PROGRESS] = torch.tensor(floats, dtype=torch.float64)
         if commit.pulls or int(self.pulls[0]):
             self.pulls[: 1 + len(commit.pulls)] = torch.tensor([len(commit.pulls), *commit.pulls])
-        if commit.path is not None:
-            self.path.copy_(torch.tensor(commit.path, dtype=torch.float64).view(-1))
+        if self.path.numel():
+            path = commit.path
+            self.path.copy_(torch.tensor(math.nan if path is None else path, dtype=torch.float64).view(-1))
 
     def answered(self, sequence: int) -> bool:
         """Whether the answer to that commit (or, below 0, to joining) is there."""
@@ -165,7 +167,7 @@ class Slot:
             pulls=tuple(self.pulls[1 : 1 + pulls].tolist()) if pulls else (),
             saw=saw,
             distance=distance,
-            path=(tuple(path[:half]), tuple(path[half:])) if path else None,
+            path=(tuple(path[:half]), tuple(path[half:])) if path and not math.isnan(path[0]) else None,
         )
 
     def put_reply(self, reply: Reply) -> None:
