@@ -86,8 +86,10 @@ class RunDirectory:
     def save_model(self, learner: Learner) -> None:
         """model.safetensors: the module's own names, tied tensors once, aliases in the metadata."""
         tensors, aliases = named_tensors(learner)
+        # safetensors writes several entries of metadata in an order of chance: one alone, where that is enough.
+        metadata = {"format": "pt"} | ({"aliases": json.dumps(aliases)} if aliases else {})
         with self._whole("model.safetensors") as aside:
-            checkpoint.write_tensors(aside, tensors, metadata={"format": "pt", "aliases": json.dumps(aliases)})
+            checkpoint.write_tensors(aside, tensors, metadata=metadata)
 
     @contextlib.contextmanager
     def _whole(self, name: str) -> Iterator[Path]:
