@@ -31,7 +31,7 @@ from paragrad.job import Job
 from paragrad.session import Session
 from paragrad.types import Commit, Event, Reply
 from paragrad.worker import Pulled
-from tests.laws.test_schemes import TABLE
+from tests.laws.table import TABLE
 
 BATCH = 2
 MANY = 20_000

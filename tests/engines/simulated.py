@@ -47,14 +47,16 @@ def job_of(
     return Job(scheme, make, data, None, Plan(len(data), 8, epochs, seed=5), 64, distances=distances)
 
 
-def simulate(job, *, cluster=None, workers=WORKERS, together=True, moment=None, chunk=None, run=None, directory=None):
+def simulate(
+    job, *, cluster=None, workers=WORKERS, together=True, moment=None, chunk=None, run=None, directory=None, device="cpu"
+):
     """A whole run; the simulation, with its center and what it cost."""
     directory = Path(directory or tempfile.mkdtemp())
     run = run or pg.Run(validate_every=None, checkpoint_every=None)
     session = Session(directory, run, job.plan, identity={})
     learner = job.make_learner("cpu")
     if together:
-        crowd = Together(job, learner, workers, "cpu", precision="float32", chunk=chunk)
+        crowd = Together(job, learner, workers, device, precision="float32", chunk=chunk)
     else:
         crowd = OneByOne(job, workers, "cpu")
     simulation = Simulation(job, session, learner, crowd, workers, cluster or pg.Cluster(), early_moment=moment)

@@ -11,7 +11,7 @@ from torch import nn
 import paragrad as pg
 from paragrad.engines.serial import Serial
 from tests.engines.simulated import WORKERS, in_this_order, job_of, network, rows, simulate
-from tests.laws.test_schemes import TABLE
+from tests.laws.table import TABLE
 
 SCHEMES = [scheme for scheme, _ in TABLE if not scheme.aliased and scheme.quorum(WORKERS) <= WORKERS]
 JITTER = pg.Cluster(speeds=(pg.LogNormal(1.0, 0.5), 0.7, pg.Exponential(1.3), 1.9))

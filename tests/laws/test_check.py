@@ -14,7 +14,7 @@ import paragrad as pg
 from paragrad import schemes
 from paragrad.center import check_quorum
 from paragrad.check import LawBroken
-from tests.laws.test_schemes import TABLE
+from tests.laws.table import TABLE
 from tests.schemes.golden import center_of, send
 
 

@@ -64,6 +64,9 @@ class Crowd(Protocol):
     def scatter(self, rank: int) -> None:
         """Move a worker to a random point of its own."""
 
+    def close(self) -> None:
+        """The run is over."""
+
 
 class OneByOne:
     """A learner for each worker; their windows run one after another, as in any other engine."""
@@ -109,6 +112,9 @@ class OneByOne:
 
     def scatter(self, rank: int) -> None:
         self._job.scatter(self._learners[rank], rank)
+
+    def close(self) -> None:
+        pass
 
 
 class Together:
@@ -169,3 +175,6 @@ class Together:
 
     def scatter(self, rank: int) -> None:
         self.rows.scatter(rank, self._job.scatter_seed(rank))
+
+    def close(self) -> None:
+        self.rows.close()

@@ -88,8 +88,11 @@ class Vector:
         torch.set_num_threads(self.threads_each)
         try:
             crowd = self._crowd(job, session, learner)
-            with Signals(session):
-                return Simulation(job, session, learner, crowd, self.workers, self.cluster).run()
+            try:
+                with Signals(session):
+                    return Simulation(job, session, learner, crowd, self.workers, self.cluster).run()
+            finally:
+                crowd.close()
         finally:
             torch.set_num_threads(before)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -197,6 +198,13 @@ class TorchRows:
             self._begin()
             self._patience = PATIENCE
             torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Let go of what is only needed while windows are computed."""
+        self._graphs.clear()
+        self._stacks.clear()
+        self._places = {ALL: self._all}
+        self._scratch_rows = None
 
     # -- one row --------------------------------------------------------------------------------------------
 
@@ -509,8 +517,15 @@ class _Graph:
     def capture(self, step: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.index = self.index.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.out = step(self.index)
+        # Garbage that holds memory of the device, collected while a graph is captured, would spoil it; so would a checkpoint
+        # that another thread copies from there, but for this mode.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.out = step(self.index)
+        finally:
+            gc.enable()
 
     def replay(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.out is not None
