@@ -284,7 +284,7 @@ class Observer:
             write(commits)
             self.updates += 1
             self.last_update = self.simulation.now
-            assert self.center.clock == self.updates, "the clock is not the number of updates"
+            assert self.center._states.now.clock == self.updates, "the clock is not the number of updates"
             assert bool(torch.isfinite(self.center.value).all()), "the center is not finite"
             self.history[self.updates] = self.center.value.clone()
 
