@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/toys.py [--only NAME ...]
 
-An exact simulation, the same at every run: workers in turn, so that each commit of equal workers is n - 1 updates stale.
+An exact simulation on a virtual cluster (the vector engine), the same at every run: the workers differ a little in speed, so
+that they do not take turns but meet the center in changing order.
 """
 
 from __future__ import annotations
@@ -18,21 +19,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import paragrad as pg
-from paragrad import options, plot, record, schemes, toys
-from paragrad.center import Center
-from paragrad.engines.serial import Serial
-from paragrad.job import Job
-from paragrad.learners.learner import Learner
-from paragrad.session import Session
+from paragrad import cluster, options, plot, record, schemes, toys
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
 WORKERS = 4
-ENGINE = f"--workers {WORKERS}"
-"""The engine's part of the command that repeats a run."""
+ALIKE = "homogeneous:speeds=(1.0,1.1,1.2,1.3)"
+"""A cluster of workers that differ a little in speed."""
+LATE = "homogeneous:speeds=(1.0,1.1,1.2,3.3)"
+"""The same, but the last takes three times as long as the others on average."""
 HOW = """\
-A run of this kind, with real processes. In the picture the workers take turns, so that it is the same each time
-(`benchmarks/toys.py`); where one is slow, it commits once for three times of each other. A thin line is one window, from
+The two commands repeat the run. Its workers are those of a virtual cluster, whose local steps take the seconds that
+`--cluster` gives ([the vector engine](../vector.md)); `benchmarks/toys.py` draws the picture. A thin line is one window, from
 where it began to where it ended; where gradients are sent, from where one was taken to the center that it made.
 Problem, rate and length were chosen for each scheme so that its character is seen; each is one run with seed 0, no ranking."""
 BYTES = 60_000
@@ -49,14 +47,13 @@ class Case:
     rows: int
     caption: str
     """What is to be seen, in a sentence."""
-    slow: float = 1.0
-    """How many times as long the last worker takes for a window."""
+    cluster: str = ALIKE
+    """The virtual cluster."""
 
     @property
-    def shards(self) -> Literal["dealt", "stolen"]:
-        """Equal workers that wait for each other are dealt their rows; else whoever is ready takes the next."""
-        waits = options.parse(self.scheme, "scheme", schemes).quorum(WORKERS) > 1
-        return "dealt" if waits and self.slow == 1 else "stolen"
+    def shards(self) -> Literal["auto", "stolen"]:
+        """Workers that wait for each other are dealt their rows, but where one is slow: else all would wait for it."""
+        return "stolen" if self.cluster == LATE else "auto"
 
 
 VALLEY = "beale:noise=2"
@@ -78,7 +75,7 @@ CASES: dict[str, Case] = {
         300,
         "SyncSGD's path again, but each step is the mean of the first three gradients to come: that of the slow worker is "
         "dropped, and not waited for.",
-        slow=3.0,
+        cluster=LATE,
     ),
     "SoftSync": Case(
         "softsync",
@@ -86,8 +83,8 @@ CASES: dict[str, Case] = {
         "sgd:lr=0.04",
         300,
         "A line leads from where a gradient was taken to the center that it helped to make: most lie on the path, those of the "
-        "slow worker cut across, and count less for it.",
-        slow=3.0,
+        "slow worker cut across its bend, and count less for it.",
+        cluster=LATE,
     ),
     "ModelAveraging": Case(
         "modelaveraging",
@@ -116,16 +113,16 @@ CASES: dict[str, Case] = {
         BOWL,
         "sgd:lr=0.04",
         150,
-        "The workers' steps are the center's own. In this simulation they take turns, so that it is plain SGD; where they "
-        "write at once, steps are taken at weights that are half old.",
+        "Workers that write into the center without a lock have no order that could be simulated. Drawn is what is left "
+        "without their races, `downpour:window=1`, as the run's note says: each step was computed about three updates ago.",
     ),
     "Downpour": Case(
         "downpour",
         BOWL,
         "sgd:lr=0.04",
         150,
-        "At a rate at which SyncSGD walks straight the center swings: each movement was computed three updates ago (its line "
-        "begins on the path, further back), and is added whole.",
+        "At a rate at which SyncSGD walks straight the center swings: each movement was computed about three updates ago (its "
+        "line begins on the path, further back), and is added whole.",
     ),
     "DeanDownpour": Case(
         "deandownpour:window=5,fetch=5,rate=0.5",
@@ -142,16 +139,16 @@ CASES: dict[str, Case] = {
         300,
         "The first windows, all made at the start, still overshoot, though the second counts a half and the third a third; "
         "then the swing dies out, where Downpour with this window and rate diverges.",
-        slow=3.0,
+        cluster=LATE,
     ),
     "StalenessAware": Case(
         "stalenessaware",
         BOWL,
         "sgd:lr=0.04",
         300,
-        "A line leads from where a gradient was taken to the center after it: all are stale, each step is divided by how much, "
-        "and after one swing the center walks straight.",
-        slow=3.0,
+        "A line leads from where a gradient was taken to the center after it: the slow worker's cut far across. Each step is "
+        "divided by its staleness, and after one swing the center walks straight.",
+        cluster=LATE,
     ),
     "AGN": Case(
         "agn:window=10",
@@ -181,8 +178,8 @@ CASES: dict[str, Case] = {
         VALLEY,
         "sgd:lr=0.005",
         2000,
-        "As AEASGD at a quarter of the rate: with momentum the workers shoot past the minimum along the valley, and the center "
-        "is drawn after them.",
+        "As AEASGD at a quarter of the rate: with momentum the workers shoot past the minimum along the valley, draw the "
+        "center after them, and both come back.",
     ),
     "GEM": Case(
         "gem",
@@ -198,15 +195,15 @@ CASES: dict[str, Case] = {
         "sgd:lr=0.04",
         150,
         "The same rate and staleness as in Downpour's picture, but each gradient is corrected for how far the center has moved "
-        "since: the swing is about a quarter of that.",
+        "since: the swing is little more than a quarter of that.",
     ),
     "OrMo": Case(
         "ormo",
         BOWL,
         "sgd:lr=0.004",
         300,
-        "Momentum swings past the minimum and settles, although every gradient is three updates old; one worker alone swings "
-        "a little more than half as far.",
+        "Momentum swings past the minimum and settles, although a gradient is three updates old on average; one worker alone "
+        "swings a little more than half as far.",
     ),
     "AsyncDiLoCo": Case(
         "asyncdiloco:window=10",
@@ -226,62 +223,28 @@ COMPARED = (
 """The same problem, rate, window and rows; only what the center does with a window differs."""
 
 
-@dataclass(frozen=True)
-class Turns:
-    """An engine in this process: whoever has waited longest goes on, the last worker later than the others."""
-
-    workers: int = WORKERS
-    slow: float = 1.0
-    name = "in turn"
-    threads_each = 1
-
-    def prepare(self) -> None:
-        """Nothing takes time."""
-
-    def check(self, job: Job, learner: Learner) -> None:
-        """It can do what the worker's loop can."""
-
-    def run(self, job: Job, session: Session, learner: Learner) -> Center:
-        """Train; the record is written as on any engine."""
-        ends = [1.0] * (self.workers - 1) + [self.slow]
-
-        def first_to_end(ready: list[int]) -> int:
-            rank = min(ready, key=lambda k: ends[k])
-            now = ends[rank]
-            ends[rank] = now + (self.slow if rank == self.workers - 1 else 1.0)
-            return rank
-
-        serial = Serial(job, self.workers, choose=first_to_end, stolen=session.run.shards == "stolen")
-        session.attach(serial.center)
-        session.go()
-        serial.run()
-        session.end()
-        return serial.center
-
-
 def train(case: Case, out: Path) -> Path:
-    """Run a case, and return its run directory. The engine is chosen here, and nowhere else."""
-    scheme = options.parse(case.scheme, "scheme", schemes)
-    run = pg.Run(out=str(out), checkpoint_every=None, validate_every=None, shards=case.shards)
+    """Run a case, and return its run directory."""
     with contextlib.suppress(pg.Diverged):  # a picture of that is a picture, too
         pg.train(
             toys.build(case.model),
             f"noise:rows={case.rows}",
             optimizer=case.optimizer,
-            scheme=scheme,
-            engine=Turns(slow=case.slow),
+            scheme=options.parse(case.scheme, "scheme", schemes),
+            engine=pg.Vector(workers=WORKERS, cluster=cluster.from_text(case.cluster)),
             batch_size=1,
-            run=run,
+            run=pg.Run(out=str(out), shards=case.shards),
         )
     return out
 
 
 def command(case: Case) -> str:
     """What repeats a run on the command line."""
-    shards = "--shards stolen " if case.slow != 1 else ""
+    shards = "--shards stolen " if case.shards == "stolen" else ""
     return (
         f"paragrad train --model {quoted(case.model)} --data noise:rows={case.rows} --scheme {case.scheme} "
-        f"--optimizer {case.optimizer} {ENGINE} {shards}--out runs/toy"
+        f"--optimizer {case.optimizer} --engine vector --workers {WORKERS} --cluster {quoted(case.cluster)} "
+        f"{shards}--out runs/toy"
     )
 
 
@@ -343,7 +306,7 @@ def run(case: Case) -> plot.Trace:
 
 def draw(case: Case) -> bytes:
     """Run a case and draw it."""
-    late = f", one {case.slow:g} times slower" if case.slow != 1 else ""
+    late = ", one three times slower" if case.cluster == LATE else ""
     title = f"{case.scheme}, {WORKERS} workers{late}; {case.optimizer}"
     return small(plot.path(toys.build(case.model), run(case), title=title))
 

@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/vector.md")}
+BLOCKS = [(name, block) for name, page in PAGES.items() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
-def test_the_python_in_the_readme_runs(block, tmp_path):
+@pytest.mark.parametrize(("name", "block"), BLOCKS, ids=[f"{name} {place}" for place, (name, _) in enumerate(BLOCKS)])
+def test_the_python_on_a_page_runs(name, block, tmp_path):
     (tmp_path / "block.py").write_text(block)
     done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_commands_in_the_readme_run_one_after_another(tmp_path):
-    typed = [shlex.split(command) for command in COMMANDS if command.startswith("paragrad ")]
+    blocks = re.findall(r"```console\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    lines = [line[2:] for block in blocks for line in block.splitlines()]
+    typed = [shlex.split(command) for command in lines if command.startswith("paragrad ")]
     assert len(typed) >= 5
     for words in typed:
         command = [str(Path(sys.executable).parent / "paragrad"), *words[1:]]
