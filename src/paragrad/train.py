@@ -44,8 +44,7 @@ class Engine(Protocol):
     def workers(self) -> int:
         """How many."""
 
-    @property
-    def threads_each(self) -> int:
+    def threads_for(self, learner: Learner) -> int:
         """Threads that a worker's model computes with."""
 
     def prepare(self) -> None:
@@ -143,7 +142,7 @@ def train(
             **facts,
             rows=plan.rows,
             batches=plan.batches,
-            threads=engine.threads_each,
+            threads=engine.threads_for(learner),
             fingerprint=identity["data"],
             weights=digest(learner.weights),
             loss=config.get("loss"),
@@ -151,6 +150,7 @@ def train(
             shards=run.shards,
             distances=run.distances,
             torch=torch.__version__,
+            **({"cluster": config["cluster"]} if "cluster" in config else {}),
         )
         for note in notes:
             session.emit("note", message=note)

@@ -284,9 +284,10 @@ class Observer:
             write(commits)
             self.updates += 1
             self.last_update = self.simulation.now
-            assert self.center._states.now.clock == self.updates, "the clock is not the number of updates"
-            assert bool(torch.isfinite(self.center.value).all()), "the center is not finite"
-            self.history[self.updates] = self.center.value.clone()
+            state = self.center._states.now
+            assert state.clock == self.updates, "the clock is not the number of updates"
+            assert bool(torch.isfinite(state.value).all()), "the center is not finite"
+            self.history[self.updates] = state.value.clone()
 
         simulation.center._states.flip = flip
 

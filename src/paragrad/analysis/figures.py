@@ -44,7 +44,7 @@ STYLE: Any = {
 }
 
 
-def staleness(path: Path, commits: Sequence[Sample]) -> None:
+def staleness(path: Path, commits: Sequence[Sample], *, virtual: bool = False) -> None:
     """How stale the commits of each worker were, and how far the center had moved meanwhile (or staleness, over time)."""
     if not commits:
         raise UsageError("There is nothing to draw: the record has no applied commit.")
@@ -52,7 +52,8 @@ def staleness(path: Path, commits: Sequence[Sample]) -> None:
     with _figure(path, width=10, columns=2) as (left, right):
         _histograms(left, workers)
         measured = [sample for sample in commits if sample.distance is not None]
-        _over_time(right, measured or list(commits), distance=bool(measured), named=len(workers) <= NAMED)
+        samples, named = measured or list(commits), len(workers) <= NAMED
+        _over_time(right, samples, distance=bool(measured), named=named, virtual=virtual)
 
 
 def _histograms(axes: Any, workers: Sequence[Worker]) -> None:
@@ -82,7 +83,7 @@ def _shares(histogram: Counter[int], lefts: range) -> list[float]:
     return [100 * bar / histogram.total() for bar in bars]
 
 
-def _over_time(axes: Any, commits: Sequence[Sample], *, distance: bool, named: bool) -> None:
+def _over_time(axes: Any, commits: Sequence[Sample], *, distance: bool, named: bool, virtual: bool) -> None:
     heights = [float(sample.distance if distance and sample.distance is not None else sample.staleness) for sample in commits]
     colours = [COLOURS[sample.worker % len(COLOURS)] if named else FAINT for sample in commits]
     axes.scatter(
@@ -97,7 +98,7 @@ def _over_time(axes: Any, commits: Sequence[Sample], *, distance: bool, named: b
         axes.set(ylabel="Euclidean norm", title="How far the center moved during a window")
     else:
         axes.set(ylabel="staleness (updates)", title="Staleness over time")
-    axes.set(xlabel="time (s)", ylim=(0, None))
+    axes.set(xlabel="virtual seconds" if virtual else "seconds", ylim=(0, None))
     axes.legend(fontsize=8)
 
 

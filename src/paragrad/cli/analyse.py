@@ -33,7 +33,8 @@ def analyse(
     if figures is not None:
         from paragrad.analysis.figures import staleness as draw
 
-        draw(figures / "staleness.png", commits)
+        virtual = any(event.kind == "start" and "cluster" in event.data for event in events)
+        draw(figures / "staleness.png", commits, virtual=virtual)
     console.print(_table(run, commits, _idle(run)))
     for line in _told(staleness.balance(events), gaps=any(event.kind == "gap" for event in events)):
         console.print(line, soft_wrap=True, markup=False)

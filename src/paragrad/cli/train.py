@@ -312,7 +312,8 @@ def show(result: Result, console: Console) -> None:
 
     summary = result.summary
     seconds = "virtual seconds" if "wall_seconds" in summary else "seconds"
-    made = table("accuracy", "loss", seconds, "samples/s", "commits", "mean staleness")
+    rate = "samples per real second" if "wall_seconds" in summary else "samples/s"
+    made = table("accuracy", "loss", seconds, rate, "commits", "mean staleness")
     for column in made.columns:
         column.style, column.justify = "", "right"
     made.add_row(

@@ -70,6 +70,10 @@ class Local:
         """Threads of each worker."""
         return self.threads or max(1, processes.usable_cores() // self.workers)
 
+    def threads_for(self, learner: Learner) -> int:
+        """Threads that a worker's model computes with."""
+        return self.threads_each
+
     def prepare(self) -> None:
         """Begin to start what takes time, beside whatever else is done before ``run``."""
         processes.server()

@@ -8,6 +8,7 @@ together; every random number is keyed by what it is for, not by when it is draw
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
@@ -167,8 +168,13 @@ class Simulation:
         self._schedule_faults()
         self._answer(self._gather())
         # What would happen after the last commit is no part of the run: its time ends there.
+        limit = math.inf if session.run.stop.seconds is None else self.now + session.run.stop.seconds
         while self._heap and session.stopped is None and not self._finished:
-            self._next()
+            if self._heap[0][0] > limit:
+                self.now = limit
+                session.stop("seconds")
+            else:
+                self._next()
         if session.stopped is None and not self._finished:
             raise UsageError(
                 f"At {self.now:.6g} virtual seconds the cluster has no worker left, with {center.progress:.0%} of the rows "

@@ -43,13 +43,15 @@ class Vector:
     cluster: Cluster = field(default_factory=Cluster, metadata={APART: True})
     """How fast the workers are, how far from the center, and what goes wrong when."""
     mode: Literal["auto", "together", "loop"] = "auto"
-    """Whether windows are computed together or one after another; auto: together where the model allows it and it is faster."""
+    """Whether windows are computed together (an error where the model does not allow it) or one after another; auto:
+    together where the model allows it and that is faster."""
     precision: Precision = "float32"
     """Of matrix products: float32, or tf32 or bf16, which are faster on a GPU."""
     chunk: int | None = None
     """Most workers that are computed at once; by default as many as there is memory for."""
     threads: int | None = None
-    """Threads that all of them compute with on the CPU; by default the cores that this process may use."""
+    """Threads that all of them compute with on the CPU; by default 1 for a small model, else the cores that this process
+    may use."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -65,10 +67,9 @@ class Vector:
             raise UsageError(f"cluster={self.cluster!r} is not a Cluster; give pg.Cluster(...), or a name on the command line.")
         self.cluster.check(self.workers)
 
-    @property
-    def threads_each(self) -> int:
-        """Threads that a worker's model computes with."""
-        return self.threads or processes.usable_cores()
+    def threads_for(self, learner: Learner) -> int:
+        """Threads that a worker's model computes with: for a small one, a second thread is only waited for."""
+        return self.threads or (1 if learner.weights.numel() <= LARGE else processes.usable_cores())
 
     def prepare(self) -> None:
         """There is nothing to start."""
@@ -85,7 +86,7 @@ class Vector:
             session.emit("note", message=f"{name} without its races is downpour:window=1, which is simulated.")
             job = replace(job, scheme=Downpour(window=1, bound=job.scheme.bound))
         before = torch.get_num_threads()
-        torch.set_num_threads(self.threads_each)
+        torch.set_num_threads(self.threads_for(learner))
         try:
             crowd = self._crowd(job, session, learner)
             try:
@@ -108,6 +109,8 @@ class Vector:
     def _arrange(self, job: Job, learner: Learner) -> _Arrangement:
         """Whether windows are computed together, and how many; raises where there is no room for the workers."""
         reason = self._why_loop(job, learner)
+        if self.mode == "together" and reason is not None:
+            raise UsageError(f"mode='together', but workers cannot be computed together: {reason}. Leave mode at 'auto'.")
         vector = learner.weights.numel() * learner.weights.element_size()
         # Weights, what is sent and what was answered; then what the scheme keeps, and the optimiser.
         kept = 3 + len(job.scheme.worker_slots) + (rows.slots_of(learner) if isinstance(learner, TorchLearner) else 0)

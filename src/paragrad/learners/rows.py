@@ -561,8 +561,7 @@ def why_not(learner: TorchLearner, source: Source, plan: Plan, *, gradients: boo
         rows = TorchRows(learner, two, source, plan, gradients=True)
         outcomes = rows.run([Task(row, (row,)) for row in range(two)])
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        return f"{type(error).__name__}: {first[:160]}"
+        return _in_words(error)
     finally:
         functorch._set_vmap_fallback_enabled(fallback)
     assert rows.gradients is not None
@@ -570,6 +569,19 @@ def why_not(learner: TorchLearner, source: Source, plan: Plan, *, gradients: boo
         if not _same_alone(learner, source.batch(plan.rows_of(row)), rows, row, outcomes[row]):
             return "a step of two rows together is not the same as one after another"
     return None
+
+
+def _in_words(error: Exception) -> str:
+    """What keeps a model from being computed together; torch's own words where they are not known."""
+    said = str(error).strip()
+    if "randomness" in said:
+        return "the model draws random numbers (dropout), which must not depend on who is computed with whom"
+    if "item()" in said or "data-dependent control flow" in said:
+        return "what the model does depends on the values of a batch (data-dependent control flow)"
+    if "fallback" in said.lower() or "batching rule" in said.lower():
+        return "torch has no way to compute one of its operations for many models at once"
+    first = said.partition("\n")[0]
+    return f"{type(error).__name__}: {first if len(first) < 160 else first[:160].rpartition(' ')[0] + ' ...'}"
 
 
 def _same_alone(learner: TorchLearner, batch: Any, rows: TorchRows, row: int, outcome: Outcome) -> bool:
