@@ -24,6 +24,7 @@ chaos: .venv/.all
 
 bench: .venv/.all
 	for name in exchange throughput straggler memory start; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python benchmarks/vector.py --device cpu --part models,toy --seconds 2 --out benchmarks/results/vector_cpu.json
 	$(BIN)/python benchmarks/table.py
 
 clean:
