@@ -9,6 +9,7 @@ not even talk, and DistributedDataParallel with 4 processes (gloo: NCCL wants a 
 *cell*: the thesis's n = 20, λ = 15 (MLP 784-1000-2000-1000-10, Adam, mini-batches of 128, 40 epochs in total over all workers,
 MNIST) with the real center and scheme, seconds from the start barrier to the last commit; 5 seeds.
 *cells*: all 49 of n, λ = 10, 15, ..., 40.
+*scatter*: cells that collapse where workers are exactly equally fast, again with steps that scatter; 3 seeds.
 *models*: on the CPU, what the engine does of itself against looping over replicas, for models of several kinds.
 *toy*: on the CPU, 1,000 workers on a quadratic with exponential windows, events a second against a bare heap loop with the same
 tensor operations and nothing else: no center, no leases, no record.
@@ -285,7 +286,7 @@ def main() -> None:
     wanted = options.part.split(",")
     if "replicas" in wanted:
         replicas(report, options.device, options.seconds)
-    if options.mnist and {"cell", "cells"} & set(wanted):
+    if options.mnist and {"cell", "cells", "scatter"} & set(wanted):
         parts = load.split(options.mnist)
         cell(parts, options.device, 20, 15, "float32", 100)  # the first of a process pays for the libraries
         if "cell" in wanted:
@@ -302,6 +303,12 @@ def main() -> None:
                     ),
                     measure.Claim.over(f"{name}: accuracy (thesis .9845)", [m["accuracy"] for m in made]),
                 ]
+        if "scatter" in wanted:
+            for workers, window in ((30, 10), (40, 10)):
+                for jitter in (0.0, 0.2, 0.5):
+                    seeds = range(3)
+                    made = [cell(parts, options.device, workers, window, "float32", seed, jitter) for seed in seeds]
+                    report.figures += [{"part": "scatter", **found, "thesis": PUBLISHED[workers, window]} for found in made]
         if "cells" in wanted:
             began = time.perf_counter()
             for workers in GRID:
