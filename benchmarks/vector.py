@@ -166,6 +166,7 @@ MODELS = [
     ("mlp:16", 32),
     ("mlp:128", 32),
     ("mlp:512", 32),
+    ("mlp:600-600", 32),
     ("cnn", 32),
     ("resnet8", 16),
 ]
@@ -205,7 +206,7 @@ def _rate_of(spec: str, batch: int, workers: int, mode: Any, seconds: float) -> 
             "noise:rows=4000" if toy else "digits",
             optimizer="sgd:lr=0.0001",
             scheme=pg.AGN(window=5),
-            engine=pg.Vector(workers=workers, mode=mode),
+            engine=pg.Vector(workers=workers, mode=mode, threads=1),
             epochs=1000,
             batch_size=batch,
             run=pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None, callbacks=(watch,)),

@@ -42,6 +42,12 @@ class Job:
         assert isinstance(learner, StepsAtCenter)
         return learner.center_optimizer() if device == "cpu" else learner.center_optimizer(device)
 
+    def stolen(self, shards: str, workers: int) -> bool:
+        """Whether mini-batches are taken by whoever is ready: where nobody waits for all others, if not told otherwise."""
+        if shards != "auto":
+            return shards == "stolen"
+        return self.scheme.quorum(workers) == 1 or self.scheme.late == "drop"
+
     def scatter(self, learner: Learner, rank: int) -> None:
         """Move a worker to the random point that it starts from."""
         assert isinstance(learner, Scatters)

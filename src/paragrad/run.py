@@ -53,7 +53,7 @@ class Run:
     """Seconds between validations of the center; None validates only at the end."""
     shards: Literal["auto", "dealt", "stolen"] = "auto"
     """Whether batches are dealt to workers beforehand or taken by whoever is ready; auto: dealt where workers wait
-    for each other, stolen where they do not."""
+    for each other, stolen where they do not, or where late work is dropped and done again."""
     distances: bool = False
     """Whether the record tells how far the center moved between each worker's answers, besides how often; it costs a
     pass over the weights for each commit."""

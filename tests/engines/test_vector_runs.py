@@ -118,6 +118,19 @@ def test_a_straggler_costs_a_synchronous_scheme_what_it_takes_longer(tmp_path):
     assert seconds["downpour", 1] < 2 * seconds["downpour", 0]
 
 
+def test_backup_workers_do_not_leave_dropped_rows_to_the_slow_one(tmp_path):
+    seconds = {}
+    for scheme in (pg.SyncSGD(), pg.BackupWorkers()):
+        engine = pg.Vector(4, cluster=pg.Cluster(faults=(pg.Slow(worker=0, at=0.0, factor=4.0),)))
+        seconds[scheme.name] = run(tmp_path / scheme.name, scheme=scheme, engine=engine, epochs=3)[0].seconds
+    assert seconds["backupworkers"] < 0.5 * seconds["syncsgd"]
+
+
+def test_a_module_of_float64_is_computed_together(tmp_path):
+    _, notes = run(tmp_path / "run", nn.Linear(6, 2).double(), easy(dtype=torch.float64))
+    assert not [note for note in notes if "one after another" in note]
+
+
 def test_max_seconds_are_virtual(tmp_path):
     result, _ = run(tmp_path / "run", epochs=1000, run={"stop": pg.Stop(seconds=50.0)})
     assert result.stopped == "seconds"

@@ -111,7 +111,7 @@ def make_center(job: Job, learner: Learner, *, workers: int, shards: str, alloca
     """The center at the beginning of a run, ``learner`` its starting point, with the workers' weights within its reach where
     the scheme is a scaled movement."""
     plan, scheme = job.plan, job.scheme
-    stolen = shards == "stolen" or (shards == "auto" and scheme.quorum(workers) == 1)
+    stolen = job.stolen(shards, workers)
     center = Center(
         scheme,
         learner.weights,

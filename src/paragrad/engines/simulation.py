@@ -115,8 +115,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         job, scheme, plan = self.job, self.job.scheme, self.job.plan
-        run = self.session.run
-        stolen = run.shards == "stolen" or (run.shards == "auto" and scheme.quorum(self.workers) == 1)
+        stolen = job.stolen(self.session.run.shards, self.workers)
         device = self.crowd.device
         self.center = Center(
             scheme,

@@ -23,8 +23,10 @@ from paragrad.options import APART
 from paragrad.schemes.downpour import Downpour
 from paragrad.session import Session
 
-LARGE = 20_000
+LARGE = 50_000
 """Parameters from which windows are computed one after another on a CPU: its cores are busy with one model then."""
+CACHED = 2_000_000
+"""Weights of workers that are computed at once on a CPU, at most: more would not stay in its cache from step to step."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class Vector:
                 f"workers (about {max(0, (room - one) // (vector * kept))}), a smaller model or a smaller batch."
             )
         most = int(min(self.workers, (room - static) // one))
+        if not self.device.startswith("cuda"):
+            most = min(most, max(1, CACHED // learner.weights.numel()))
         return _Arrangement(reason, min(self.chunk or most, most))
 
     def _why_loop(self, job: Job, learner: Learner) -> str | None:

@@ -140,19 +140,19 @@ class TorchRows:
         length = learner.weights.numel()
         # Every row begins at a multiple of 128 bytes: kernels read aligned rows up to twice as fast.
         self._width = -(-length // ALIGNED) * ALIGNED
-        lengths = {"weights": self._width, "buffers": learner.buffers.numel()}
 
         def rows(length: int, number: int, kind: torch.dtype = dtype, fill: float = 0.0) -> torch.Tensor:
             return torch.full((number, length), fill, dtype=kind, device=self.device)
 
         def everything(number: int) -> dict[str, torch.Tensor]:
-            tensors = {kind: rows(length, number) for kind, length in lengths.items()}
+            tensors = {"weights": rows(self._width, number)}
+            tensors["buffers"] = rows(learner.buffers.numel(), number, learner.buffers.dtype)
             tensors["integers"] = rows(learner.integers.numel(), number, torch.int64)
             for k, fill in enumerate(self.optimizer.slots if not gradients else ()):
-                tensors[f"slot{k}"] = rows(lengths["weights"], number, fill=fill)
+                tensors[f"slot{k}"] = rows(self._width, number, fill=fill)
             tensors["steps"] = torch.zeros(number, dtype=torch.float32, device=self.device)
             if gradients:
-                tensors["gradients"] = rows(lengths["weights"], number)
+                tensors["gradients"] = rows(self._width, number)
                 tensors["joined"] = torch.zeros(number, dtype=torch.float64, device=self.device)
             return tensors
 
