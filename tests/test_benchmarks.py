@@ -7,7 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks import measure, table
+import torch
+from benchmarks import cluster, measure, table
+from benchmarks.watch import Watched
+from torch import nn
+
+import paragrad as pg
+from paragrad.center import Center
 
 
 def test_a_rate_is_exact_for_equal_steps_wherever_the_warm_up_ends() -> None:
@@ -44,3 +50,44 @@ def test_every_claim_of_a_result_is_a_row_of_the_table(tmp_path: Path) -> None:
     text = table.markdown(table.load(tmp_path))
     assert "| share | 0.60 (0.50-0.70) | >= 0.5 |" in text
     assert "| start | 1.00 s (1.00-1.00) | - |" in text
+
+
+@pytest.mark.parametrize(("scheme", "updates"), [(pg.SyncSGD(), 4), (pg.Downpour(), 8)])
+def test_a_watched_center_is_seen_once_at_each_update_and_at_its_virtual_second(
+    tmp_path: Path, scheme: pg.Scheme, updates: int
+) -> None:
+    seen: list[tuple[int, float]] = []
+
+    def look(center: Center, seconds: float) -> None:
+        seen.append((center.clock, seconds))
+
+    engine = Watched(workers=2, threads=1, cluster=pg.Cluster(speeds=(1.0, 1.0)), look=look)
+    data = (torch.rand(16, 3), torch.randint(0, 2, (16,)))
+    run = pg.Run(out=tmp_path / "run", validate_every=None, checkpoint_every=None)
+    pg.train(nn.Linear(3, 2), data, scheme=scheme, engine=engine, optimizer="sgd:lr=0.1", batch_size=2, run=run)
+    commits = 8 // updates
+    assert seen == [(k + 1, float(k * commits // 2 + 1)) for k in range(updates)]
+
+
+def test_the_best_setting_is_the_one_that_reaches_the_target_most_often_and_then_soonest() -> None:
+    def runs(scheme: str, times: list[float | None], accuracy: float) -> list[dict[str, object]]:
+        return [{"scheme": scheme, "optimizer": "adam", "to_target": t, "accuracy": accuracy} for t in times]
+
+    once, slow, fast = runs("once", [1.0, None], 0.99), runs("slow", [9.0, 9.0], 0.99), runs("fast", [8.0, 9.0], 0.9)
+    assert cluster.best(once + slow + fast) == ("fast", "adam")
+    assert cluster.best(runs("a", [None], 0.5) + runs("b", [None], 0.6)) == ("b", "adam")
+
+
+def test_a_target_that_was_missed_is_counted() -> None:
+    assert cluster.cell([{"to_target": 3.0}, {"to_target": 5.0}, {"to_target": None}]) == "4 (3-5) 1 of 3 did not"
+    assert cluster.cell([{"to_target": None}]) == "1 of 1 did not"
+
+
+def test_every_scheme_is_tried_with_six_settings() -> None:
+    for name in cluster.FIELDS:
+        assert len(set(cluster.grid(name, "digits"))) == 6
+
+
+def test_choosing_says_what_the_results_of_the_clusters_say() -> None:
+    result = json.loads((measure.RESULTS / "cluster.json").read_text(encoding="utf-8"))
+    assert cluster.markdown(result) in cluster.PAGE.read_text(encoding="utf-8"), "run: benchmarks/cluster.py --page"

@@ -34,9 +34,11 @@ def test_staleness_is_drawn(tmp_path: Path, workers: int, distance: bool) -> Non
 def test_the_studies_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     readings = {n: figures.Reading(Momentum(1 - 1 / n, 0.01 * (n > 1), 1 / n, 0.1), 0.2, 1 - 1.1 / n) for n in (1, 2, 4, 8)}
-    figures.momentum(tmp_path / "momentum.png", readings)
+    networks = {name: {n: Momentum(1 - 1 / n, 0.02, 1 / n, 0.1) for n in (1, 2, 4)} for name in ("linear", "mlp")}
+    figures.momentum(tmp_path / "momentum.png", readings, networks)
+    figures.momentum(tmp_path / "alone.png", readings)
     figures.stability(tmp_path / "stability.png", {n: edge(n) for n in range(1, 5)})
-    for name in ("momentum.png", "stability.png"):
+    for name in ("momentum.png", "alone.png", "stability.png"):
         written = (tmp_path / name).read_bytes()
         assert written[:4] == PNG
         assert len(written) < 100_000

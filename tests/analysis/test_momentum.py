@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch import nn
 
 import paragrad as pg
 from paragrad.analysis import momentum
@@ -95,9 +96,33 @@ def test_repeated_runs_of_a_model_on_noisy_rows_tell_their_momentum():
         paths.append(torch.stack(path))
     stacked = torch.stack(paths)
     found = momentum.of_runs(stacked, curvature * (stacked - rows.mean(0)))
+    assert momentum.of_runs(stacked, curvature * (stacked - rows.mean(0)), lagged=False).value < found.value
     assert found.value == pytest.approx(0.75, abs=4 * found.error)
     assert found.error < 0.08
     assert found.rate * workers / rate == pytest.approx(1, abs=4 * found.rate_error * workers / rate)
+
+
+def test_gradients_along_a_path_are_those_of_autograd_over_all_rows():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    before = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+    inputs, target = torch.randn(30, 3, dtype=torch.float64), torch.randint(2, (30,))
+    paths = torch.randn(5, 40, len(before), dtype=torch.float64)  # more points than are taken at once
+    found = momentum.gradients_along(paths, module, nn.CrossEntropyLoss(), inputs, target)
+    assert found.shape == paths.shape
+    assert torch.equal(nn.utils.parameters_to_vector(module.parameters()), before)
+    for run, update in ((0, 0), (2, 17), (4, 39)):
+        nn.utils.vector_to_parameters(paths[run, update], module.parameters())
+        loss = nn.functional.cross_entropy(module(inputs), target)
+        expected = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(module.parameters())))
+        assert torch.allclose(found[run, update], expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_along_the_path_of_another_module_are_refused():
+    with pytest.raises(UsageError, match="7 parameters in a point, but the module has 8"):
+        momentum.gradients_along(
+            torch.zeros(2, 3, 7), nn.Linear(3, 2), nn.CrossEntropyLoss(), torch.zeros(1, 3), torch.zeros(1)
+        )
 
 
 def descent(rate: float, mu: float, steps: int = 60) -> torch.Tensor:

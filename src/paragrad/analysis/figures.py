@@ -113,9 +113,13 @@ class Reading:
     """YellowFin's reading of *plain* SGD that was told it is so many workers."""
 
 
-def momentum(path: Path, readings: Mapping[int, Reading]) -> None:
-    """Measured implicit momentum beside 1 - 1/n, and by how many standard errors the two differ."""
+def momentum(path: Path, readings: Mapping[int, Reading], networks: Mapping[str, Mapping[int, Momentum]] | None = None) -> None:
+    """Measured implicit momentum beside 1 - 1/n, and by how many standard errors the two differ.
+
+    ``networks`` are further readings, of repeated runs of models by name.
+    """
     counts = sorted(readings)
+    networks = networks or {}
     found = [readings[n].measured for n in counts]
     with _figure(path, width=10, columns=2) as (left, right):
         fine = [2 ** (k / 16) for k in range(16 * math.ceil(math.log2(max(counts))) + 1)]
@@ -132,7 +136,8 @@ def momentum(path: Path, readings: Mapping[int, Reading]) -> None:
         (told,) = left.plot(counts, circular, "x", color=WARNING, ms=7, mew=1.6, label=label)
         left.set(xlabel="workers n", ylabel="momentum μ", title="Implicit momentum of asynchronous descent")
         left.set(ylim=(-0.3, 1.05), yticks=[0, 0.25, 0.5, 0.75, 1])
-        left.legend(handles=[law, measured, alone, told], fontsize=8.5, loc="lower right")
+        further = [_network(left, right, place, *item) for place, item in enumerate(networks.items())]
+        left.legend(handles=[law, measured, *further, alone, told], fontsize=8, loc="lower right")
         right.axhspan(-2, 2, color="#e6eef5", lw=0)
         right.axhline(0, color=FAINT, lw=1.5)
         exact = [m.error < EXACT for m in found]
@@ -147,6 +152,17 @@ def momentum(path: Path, readings: Mapping[int, Reading]) -> None:
             axes.set_xlim(counts[0] / 1.3, counts[-1] * 1.3)
         below = ["exact" if sure else f"{m.error:.0e}".replace("e-0", "e−") for m, sure in zip(found, exact, strict=True)]
         right.set_xticklabels([f"{n}\n{error}" for n, error in zip(counts, below, strict=True)])
+
+
+def _network(left: Any, right: Any, place: int, name: str, found: Mapping[int, Momentum]) -> Any:
+    """Readings of one model on both axes, beside those of the quadratic; the handle of its line in the legend."""
+    look: Any = {"fmt": "sD^v"[place % 4], "color": COLOURS[2 + place], "ms": 5, "capsize": 3, "zorder": 3}
+    beside = [n * 1.09 ** (place + 1) for n in found]
+    drawn = left.errorbar(
+        beside, [m.value for m in found.values()], [2 * m.error for m in found.values()], label=f"{name} (± 2 s.e.)", **look
+    )
+    right.errorbar(beside, [(m.value - 1 + 1 / n) / m.error for n, m in found.items()], 1, **look)
+    return drawn
 
 
 def stability(path: Path, found: Mapping[int, float]) -> None:

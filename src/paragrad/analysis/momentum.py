@@ -15,15 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from paragrad.errors import UsageError
+from paragrad.learners.torch import Loss
 
 GROUPS = 20
 """Runs are gathered in so many groups; the errors come from leaving out one group after another."""
 SINGULAR = 1e10
 """The condition number from which on a path does not tell momentum and gradient apart."""
+
+AT_ONCE = 128
+"""Points of a path whose gradients are taken together."""
 
 
 # -- a quadratic, many runs at once ---------------------------------------------------------------------------------
@@ -125,14 +132,15 @@ def regress(means: torch.Tensor, gradients: torch.Tensor, *, lagged: bool = True
     return Momentum(value, error, rate, rate_error)
 
 
-def of_runs(paths: torch.Tensor, gradients: torch.Tensor, *, groups: int = GROUPS) -> Momentum:
+def of_runs(paths: torch.Tensor, gradients: torch.Tensor, *, groups: int = GROUPS, lagged: bool = True) -> Momentum:
     """The implicit momentum of repeated runs of any model: ``paths`` and ``gradients`` are [run, update, parameter].
 
     ``paths`` are the centers of runs that start at the same point and differ in who commits when (and in their
-    mini-batches); ``gradients`` those of the *full* training loss at these very points. The law holds for any loss
-    with plain SGD and memoryless windows, so this is the same regression, with instruments, since a few dozen runs are
-    all one can afford of a network. Take the first 8n updates or so: later ones add noise and nothing else. Runs whose
-    windows are not memoryless have another law (equal workers in turn have a constant delay, and no such momentum).
+    mini-batches); ``gradients`` those of the *full* training loss at these very points (``gradients_along``). The law
+    holds for any loss with plain SGD and memoryless windows, so this is the same regression, with instruments, since a few
+    dozen or hundred runs are all one can afford of a network. Take the first 8n updates or so: later ones add noise and
+    nothing else. Runs whose windows are not memoryless have another law (equal workers in turn have a constant delay,
+    and no such momentum).
     """
     if paths.dim() != 3:
         raise UsageError(f"paths has the shape {tuple(paths.shape)}, but must be [run, update, parameter].")
@@ -143,7 +151,32 @@ def of_runs(paths: torch.Tensor, gradients: torch.Tensor, *, groups: int = GROUP
     def grouped(values: torch.Tensor) -> torch.Tensor:
         return values[:kept].to(torch.float64).view(groups, kept // groups, *values.shape[1:]).mean(1)
 
-    return regress(grouped(paths), grouped(gradients))
+    return regress(grouped(paths), grouped(gradients), lagged=lagged)
+
+
+def gradients_along(
+    paths: torch.Tensor, module: nn.Module, loss: Loss, inputs: torch.Tensor, target: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of the loss over all these rows at every point of ``paths`` [..., parameter], in the same shape.
+
+    A point holds the module's parameters as a center does: one after another, in the module's order. The module must be
+    of one type, as ``module.double()`` is, and is left as it is.
+    """
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    ends = list(accumulate((shape.numel() for shape in shapes.values()), initial=0))
+    if paths.shape[-1] != ends[-1]:
+        raise UsageError(
+            f"paths has {paths.shape[-1]} parameters in a point, but the module has {ends[-1]}: give the module of the runs."
+        )
+
+    def value(point: torch.Tensor) -> torch.Tensor:
+        places = zip(shapes.items(), pairwise(ends), strict=True)
+        state = {name: point[lo:hi].view(shape) for (name, shape), (lo, hi) in places}
+        return loss(functional_call(module, state, (inputs,)), target)
+
+    points, gradient = paths.flatten(0, -2), vmap(grad(value))
+    some = [gradient(points[first : first + AT_ONCE]) for first in range(0, len(points), AT_ONCE)]
+    return torch.cat(some).view_as(paths)
 
 
 def _fit(path: torch.Tensor, gradients: torch.Tensor, *, lagged: bool) -> torch.Tensor:
