@@ -18,8 +18,9 @@ class BackupWorkers(Scheme):
     rows are done again from the new center. Chen et al., *Revisiting Distributed Synchronous SGD* (2016),
     arXiv:1604.00981. BackupWorkers(backups=0) is SyncSGD.
 
-    Choose it when workers are as a rule equally fast, but now and then one of them is held up.
-    Not when one worker is always slow: nearly all of its work is thrown away. Take SoftSync.
+    Choose it when workers are as a rule equally fast, but now and then one of them is held up; one that is always slow does
+    no harm, but nearly all of its work is thrown away.
+    Not when speeds differ widely: a round still waits for the slowest of the n - b. Take AEASGD or SoftSync.
     """
 
     backups: int = 1
