@@ -10,6 +10,7 @@ from torch import nn
 
 import paragrad as pg
 from paragrad.engines.serial import Serial
+from paragrad.learners.batchable import why_not
 from tests.engines.simulated import WORKERS, in_this_order, job_of, network, rows, simulate
 from tests.laws.table import TABLE
 
@@ -133,6 +134,35 @@ def test_batch_norm_statistics_and_counters_travel_with_their_rows():
     assert same(together.value, alone.value)
     assert same(together.buffers, alone.buffers)
     assert torch.equal(together.integers, alone.integers)
+
+
+class Tied(nn.Module):
+    """One weight in a linear layer and, transposed, outside of it; and one layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.shared, self.out = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(5, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.shared(torch.tanh(self.shared(torch.tanh(self.inside(x))))))
+        return self.out(torch.tanh(hidden @ self.inside.weight))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd:lr=0.1", "adam:lr=0.01"])
+def test_a_weight_that_is_used_twice_gets_both_gradients(optimizer):
+    torch.manual_seed(4)
+    job = job_of(pg.AGN(window=3), module=Tied().double(), optimizer=optimizer)
+    learner = job.make_learner("cpu")
+    assert why_not(learner, job.train, job.plan) is None
+    assert same(simulate(job, cluster=JITTER).center.value, simulate(job, cluster=JITTER, together=False).center.value)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd:lr=0.1", "adam:lr=0.01"])
+def test_a_convolution_beside_linear_layers_is_that_of_the_loop(optimizer):
+    torch.manual_seed(5)
+    body = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(10, 3))
+    job = job_of(pg.AGN(window=3), module=body.double(), optimizer=optimizer)
+    assert same(simulate(job, cluster=JITTER).center.value, simulate(job, cluster=JITTER, together=False).center.value)
 
 
 def test_class_weights_and_ignored_targets_weigh_a_batch_as_in_the_loop():

@@ -10,7 +10,8 @@ import torch
 
 from paragrad.job import Job
 from paragrad.learners.learner import Learner, Recovers, WarmsUp
-from paragrad.learners.rows import Precision, Task, TorchRows
+from paragrad.learners.rows import Task, TorchRows
+from paragrad.learners.stepper import Precision
 from paragrad.learners.torch import TorchLearner
 from paragrad.replica import Replica
 from paragrad.types import Vector

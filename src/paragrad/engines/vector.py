@@ -15,9 +15,9 @@ from paragrad.engines.signals import Signals
 from paragrad.engines.simulation import Simulation
 from paragrad.errors import UsageError
 from paragrad.job import Job
-from paragrad.learners import rows
+from paragrad.learners import batchable
 from paragrad.learners.learner import Learner
-from paragrad.learners.rows import Precision
+from paragrad.learners.stepper import Precision
 from paragrad.learners.torch import TorchLearner
 from paragrad.options import APART
 from paragrad.schemes.downpour import Downpour
@@ -115,9 +115,9 @@ class Vector:
             raise UsageError(f"mode='together', but workers cannot be computed together: {reason}. Leave mode at 'auto'.")
         vector = learner.weights.numel() * learner.weights.element_size()
         # Weights, what is sent and what was answered; then what the scheme keeps, and the optimiser.
-        kept = 3 + len(job.scheme.worker_slots) + (rows.slots_of(learner) if isinstance(learner, TorchLearner) else 0)
+        kept = 3 + len(job.scheme.worker_slots) + (batchable.slots_of(learner) if isinstance(learner, TorchLearner) else 0)
         static = vector * kept * self.workers
-        one = vector * (kept + 1) + (rows.activations(learner, job.train, job.plan) if reason is None else 0)  # type: ignore[arg-type]
+        one = vector * (kept + 1) + (batchable.activations(learner, job.train, job.plan) if reason is None else 0)  # type: ignore[arg-type]
         room = devices.room(self.device)
         if static + one > room:
             raise UsageError(
@@ -137,7 +137,7 @@ class Vector:
             return "the learner is one of your own"
         if self.mode == "auto" and not self.device.startswith("cuda") and learner.weights.numel() > LARGE:
             return f"on a CPU that is faster for a model of {learner.weights.numel():,} parameters"
-        return rows.why_not(learner, job.train, job.plan)
+        return batchable.why_not(learner, job.train, job.plan)
 
 
 @dataclass(frozen=True)
