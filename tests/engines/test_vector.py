@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import paragrad as pg
 from paragrad.engines.serial import Serial
 from paragrad.learners.batchable import why_not
+from paragrad.learners.rows import Task, TorchRows
 from tests.engines.simulated import WORKERS, in_this_order, job_of, network, rows, simulate
 from tests.laws.table import TABLE
 
@@ -110,6 +112,20 @@ def test_a_synchronous_scheme_ends_at_the_same_bits_at_any_speeds(scheme):
 def test_local_optimisers_step_row_by_row_as_torch_does(optimizer):
     job = job_of(pg.AGN(window=4), optimizer=optimizer)
     assert same(simulate(job, cluster=ROUGH).center.value, simulate(job, cluster=ROUGH, together=False).center.value)
+
+
+@pytest.mark.parametrize("optimizer", ["adam:lr=0.01,weight_decay=0.1", "adamw:lr=0.01", "adam:lr=0.01,maximize=true"])
+def test_the_kernel_that_a_gpu_uses_makes_the_same_step(optimizer):
+    job = job_of(pg.AGN(window=4), optimizer=optimizer)
+    kinds = []
+    for fused in (False, True):
+        rows_ = TorchRows(job.make_learner("cpu"), 3, job.train, job.plan)
+        if fused:
+            rows_._stepper._device = SimpleNamespace(type="cuda")
+        for start in (0, 6):
+            rows_.run([Task(row, (start + row, start + row + 3)) for row in range(3)])
+        kinds.append(rows_.weights.clone())
+    assert same(*kinds)
 
 
 @pytest.mark.parametrize("scheme", [pg.AGN(window=4), pg.SyncSGD(), pg.AEASGD(window=2)], ids=repr)
