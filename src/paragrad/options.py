@@ -39,6 +39,7 @@ CONFIG: Mapping[str, type | UnionType] = {
     "seed": int,
     "holdout": float,
     "shards": str,
+    "distances": bool,
     "validate_every": float,
     "checkpoint_every": float,
     "max_seconds": float,
@@ -195,7 +196,7 @@ def _checked(value: Any, kind: type | UnionType, where: str) -> Any:
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UsageError(f"{where}, but it is {expected(kind)}.")
     return value
 

@@ -304,6 +304,7 @@ def _config(
         "batch_size": plan.batch_size,
         "seed": plan.seed,
         "shards": run.shards,
+        "distances": run.distances or None,
         "holdout": holdout,
         "checkpoint_every": run.checkpoint_every,
         "validate_every": run.validate_every,

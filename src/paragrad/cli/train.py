@@ -136,6 +136,14 @@ def train(
             metavar="dealt|stolen", help="Batches dealt beforehand, or taken by whoever is ready.", rich_help_panel=HOW
         ),
     ] = None,
+    distances: Annotated[
+        bool | None,
+        typer.Option(
+            "--distances",
+            help="Record how far the center moves between a worker's answers (see: paragrad analyse).",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     validate_every: Annotated[
         float | None,
         typer.Option(
@@ -274,7 +282,7 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
         patience=settings.get("patience"),
     )
     display = Display(quiet=quiet, max_seconds=stop.seconds)
-    rhythm = {key: settings[key] for key in ("checkpoint_every", "validate_every", "shards") if key in settings}
+    rhythm = {key: settings[key] for key in ("checkpoint_every", "validate_every", "shards", "distances") if key in settings}
     spelled = {key: settings[key] for key in ("data", "model", "loss", "optimizer") if settings.get(key) is not None}
     run = Run(out=settings.get("out"), resume=resume, stop=stop, callbacks=(display,), spelled=spelled, **rhythm)  # type: ignore[arg-type]
 
