@@ -44,6 +44,7 @@ class Session:
         self.virtual = False
         """Whether the run's seconds are those of a simulated cluster: the record then holds nothing of the wall's clock."""
         self._before = 0.0
+        self._samples_before = 0
         self._began: float | None = None
         self._ended: float | None = None
         self._wall_began: float | None = None
@@ -86,6 +87,13 @@ class Session:
             return 0.0
         return (time.monotonic() if self._wall_ended is None else self._wall_ended) - self._wall_began
 
+    @property
+    def rate(self) -> float:
+        """Samples a second by the wall's clock; where that is the run's own, that before a resume included."""
+        samples = self.tally.samples - (self._samples_before if self.virtual else 0)
+        seconds = self.wall_seconds if self.virtual else self.seconds
+        return samples / seconds if seconds else 0.0
+
     def go(self) -> None:
         """The start barrier has been passed: the clock runs."""
         self._wall_began = time.monotonic()
@@ -124,6 +132,7 @@ class Session:
             center.restore(self.resumed.tensors, numbers)
             self.saved = center.clock
             self.tally = Tally.from_state(self.resumed.numbers["tally"])
+            self._samples_before = self.tally.samples
             self._before = self.resumed.numbers["seconds"]
             self.emit(
                 "resume",

@@ -374,14 +374,13 @@ def _final_validation(session: Session, learner: Learner, parts: load.Split, cen
 
 def _summary(facts: dict[str, Any], session: Session, found: dict[str, float]) -> dict[str, Any]:
     tally = session.tally
-    seconds = session.wall_seconds if session.virtual else session.seconds
     return {
         **facts,
         "steps": tally.steps,
         "commits": tally.commits,
         "samples": tally.samples,
         "seconds": round(session.seconds, 4),
-        "samples_per_second": round(tally.samples / seconds, 2) if seconds else 0.0,
+        "samples_per_second": round(session.rate, 2),
         "train_loss": tally.train_loss,
         "test_loss": found.get("loss"),
         "test_accuracy": found.get("accuracy"),

@@ -156,7 +156,9 @@ def test_a_run_can_be_resumed_and_uses_every_row_once(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(6, 2)
     pg.train(model, easy(), optimizer="sgd:lr=0.1", run=pg.Run(out=tmp_path / "run", callbacks=(Enough(),)), **options)
-    pg.train(model, easy(), optimizer="sgd:lr=0.1", run=pg.Run(out=tmp_path / "run", resume=True), **options)
+    result = pg.train(model, easy(), optimizer="sgd:lr=0.1", run=pg.Run(out=tmp_path / "run", resume=True), **options)
+    here = 240 - 4 * 3 * 8
+    assert result.summary["samples_per_second"] == pytest.approx(here / result.summary["wall_seconds"], rel=0.1)
     events = list(read(tmp_path / "run" / "record.jsonl"))
     assert set(batches_used(events).values()) == {1}
     assert len(batches_used(events)) == 30

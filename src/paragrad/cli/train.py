@@ -272,7 +272,8 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
     for key in OF_ENGINE:
         if settings.get(key) is not None:
             if not hasattr(engine, key):
-                raise UsageError(f"{key}={settings[key]}, but engine {settings['engine']!r} has no such field: leave it out.")
+                remedy = "give --engine vector, which simulates one" if key == "cluster" else "leave it out"
+                raise UsageError(f"{key}={settings[key]}, but engine {settings['engine']!r} has no such field: {remedy}.")
             value = cluster.from_config(settings[key]) if key == "cluster" else settings[key]
             engine = replace(engine, **{key: value})
     stop = Stop(
