@@ -29,11 +29,11 @@ class Flat:
     """The distinct tensors of a module, grouped by dtype, each a view of its group's segment.
 
     ``vector`` is float32 (float64 where the module has any). Where the module is of that one type and lies at
-    ``home``, the vector *is* the segment; else the vector is on the CPU, and ``spread`` and ``collect`` cast at the border.
+    ``home`` (the CPU), the vector *is* the segment; else the vector is on the CPU, and ``spread`` and ``collect`` cast at the border.
     """
 
     def __init__(
-        self, tensors: Iterable[tuple[str, torch.Tensor]], *, kind: str = "parameter", home: torch.device = HOST
+        self, tensors: Iterable[tuple[str, torch.Tensor]], *, kind: str = "parameter", home: torch.device | None = None
     ) -> None:
         named = sorted(_distinct(tensors), key=lambda item: str(item[1].dtype))
         self.kind = kind
@@ -52,7 +52,7 @@ class Flat:
             segment = torch.empty(mine[-1].hi - mine[0].lo, dtype=dtype, device=device)
             self._segments.append((mine[0].lo, mine[-1].hi, segment))
         self.coarse = dtypes not in (set(), {self.dtype})
-        direct = not self.coarse and devices in (set(), {home})
+        direct = not self.coarse and devices in (set(), {home or HOST})
         if direct:
             self.vector: Vector = self._segments[0][2] if self._segments else torch.empty(0, dtype=self.dtype)
         else:

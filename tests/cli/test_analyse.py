@@ -44,7 +44,7 @@ def looks(best: float) -> list[Event]:
 
 
 def test_a_run_is_told_worker_by_worker(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", [*JOINS, *TURNS], {"idle": {"0": 0.125, "1": 0.5}})
+    run = make(tmp_path / "run", [*JOINS, *TURNS], {"cluster": {"idle_seconds": [1.0, 4.0], "computing_seconds": [7.0, 4.0]}})
     done = analyse(run)
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.stdout.splitlines()]

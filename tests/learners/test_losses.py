@@ -18,7 +18,7 @@ def source(target):
 
 
 def test_every_loss_of_the_catalogue_can_be_built() -> None:
-    assert set(CATALOGUE) == {"crossentropy", "bce", "mse", "l1", "huber"}
+    assert set(CATALOGUE) == {"crossentropy", "bce", "mse", "l1", "huber", "value"}
     assert all(isinstance(build(name), nn.Module) for name in CATALOGUE)
     assert isinstance(build("BCE"), nn.BCEWithLogitsLoss)
     with pytest.raises(UsageError, match=r"Unknown loss .croosentropy.\. Did you mean .crossentropy."):

@@ -80,12 +80,12 @@ class Local:
 
     def check(self, job: Job, learner: Learner) -> None:
         """Raise where this engine cannot do what the job asks for."""
-        devices.check(self.device)
         if job.scheme.aliased and (self.device != "cpu" or not is_aliasable(learner)):
             raise UsageError(
                 f"The workers of {type(job.scheme).__name__} share their weights, which must be of one type and in main "
                 "memory: use a model of float32 or float64 alone and device='cpu'."
             )
+        devices.check(self.device)
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
