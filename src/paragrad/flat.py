@@ -29,7 +29,8 @@ class Flat:
     """The distinct tensors of a module, grouped by dtype, each a view of its group's segment.
 
     ``vector`` is float32 (float64 where the module has any). Where the module is of that one type and lies at
-    ``home`` (the CPU), the vector *is* the segment; else the vector is on the CPU, and ``spread`` and ``collect`` cast at the border.
+    ``home`` (by default the CPU), the vector *is* the segment; else it is on the CPU, and ``spread`` and ``collect`` cast at
+    the border.
     """
 
     def __init__(
