@@ -322,7 +322,7 @@ def main() -> None:
     if "models" in wanted:
         looped(report, 16, options.seconds)
     if "toy" in wanted:
-        toy(report, 1000, 10_000)
+        toy(report, 1000, 30_000)
     rows = [[claim.what, f"{claim.value:.4g}", claim.target] for claim in report.claims]
     measure.show("The vector engine", ["what", "median", "target"], rows)
     report.write()

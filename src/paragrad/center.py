@@ -252,9 +252,9 @@ class Center:
 
     def _known(self, commit: Commit) -> bool:
         """Whether it came before: it was applied or turned away, or waits in the round."""
-        return commit.sequence <= max(self.last(commit.worker), self._turned_away[commit.worker]) or any(
-            c.worker == commit.worker and c.sequence == commit.sequence for c in self._round
-        )
+        if commit.sequence <= max(self.last(commit.worker), self._turned_away[commit.worker]):
+            return True
+        return bool(self._round) and any(c.worker == commit.worker and c.sequence == commit.sequence for c in self._round)
 
     def _answer_again(self, commit: Commit) -> list[Reply]:
         """A repeated commit: its answer is on the way, or is given again with the leases that went with it."""
@@ -274,7 +274,7 @@ class Center:
     def _advance(self) -> list[Reply]:
         """Apply the round if it is complete, and hand out what is owed."""
         if self._complete():
-            commits = sorted(self._round, key=lambda c: (c.worker, c.sequence))
+            commits = sorted(self._round, key=lambda c: (c.worker, c.sequence)) if self._gathers else self._round
             self._round = []
             if not self._apply(commits):
                 return self._turn_away_unsound(commits)

@@ -113,6 +113,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
     reply = yield Join()
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
+    early, fetch, fresh, overlap = scheme.early, scheme.fetch, scheme.fresh, scheme.overlap
     drawn = is_drawn(me.local.numel(), me.workers) and not scheme.aliased
     measured = Odometer(reply.value) if distances and scheme.answers == "center" and not scheme.aliased else None
     if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
@@ -125,13 +126,13 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
         me.steps = window.steps
         anew = not used
         while leased and window.steps < max(reply.steps, 1):
-            count = 1 if scheme.early else reply.steps - window.steps
-            if scheme.fetch is not None:
-                if used and me.total % scheme.fetch == 0:
+            count = 1 if early else reply.steps - window.steps
+            if fetch is not None:
+                if used and me.total % fetch == 0:
                     me.center = (yield from _pull(pulls)).value
                     scheme.pulled(me)
                     anew = True
-                count = min(count, scheme.fetch - me.total % scheme.fetch)
+                count = min(count, fetch - me.total % fetch)
             taken = tuple(leased[:count])
             done = yield Window(taken, anew=anew)
             anew = False
@@ -141,12 +142,12 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             window.add(done)
             me.total += done.steps
             me.steps, me.lr, me.moved, me.busy = window.steps, done.lr, done.moved, done.busy
-            if scheme.early and not scheme.go_on(me):
+            if early and not scheme.go_on(me):
                 break
         if not used:
             return
         pulled: Pulled | None = None
-        if scheme.fresh:
+        if fresh:
             pulled = yield from _pull(pulls)
             me.center = pulled.value
         last += 1
@@ -159,12 +160,12 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             commit.path = began, tuple(me.local.tolist())
         yield Send(commit)
         window, used, pulls = Done(), [], []
-        if scheme.overlap and leased:
+        if overlap and leased:
             me.at_send = me.local.clone()
-            taken = tuple(leased[: scheme.overlap])
+            taken = tuple(leased[:overlap])
             done = yield Window(taken, anew=False)
             assert isinstance(done, Done)
-            del leased[: scheme.overlap]
+            del leased[:overlap]
             window.add(done)
             me.total += done.steps
             used += taken
@@ -213,12 +214,13 @@ def _pull(pulls: list[int]) -> Generator[Request, Answer, Pulled]:
 
 def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incarnation: int, sequence: int) -> Commit:
     # In a round all commit the same fragment; alone, each worker its own next one.
-    part = (me.version if scheme.quorum(me.workers) > 1 else me.commits) % scheme.parts
+    parts = scheme.parts
+    part = 0 if parts == 1 else (me.version if scheme.quorum(me.workers) > 1 else me.commits) % parts
     vectors = torch.empty(0, dtype=me.local.dtype) if scheme.aliased else scheme.commit(me)
     value, *further = vectors if isinstance(vectors, tuple) else (vectors,)
-    if scheme.parts > 1:
+    if parts > 1:
         length = value.numel()
-        cut = slice(length * part // scheme.parts, length * (part + 1) // scheme.parts)
+        cut = slice(length * part // parts, length * (part + 1) // parts)
         value, further = value[cut], [vector[cut] for vector in further]
     me.sent = value
     return Commit(

@@ -74,7 +74,12 @@ class Leases:
 
     def retire(self, worker: int, batches: Batches) -> None:
         """An applied commit used these."""
-        strange = sorted(set(batches).difference(self._held[worker]))
+        held = self._held[worker]
+        if len(batches) == 1 and batches[0] in held:
+            held.remove(batches[0])
+            self.used += 1
+            return
+        strange = sorted(set(batches).difference(held))
         if strange:
             raise UsageError(
                 f"Worker {worker} committed mini-batch {strange[0]}, which is not leased to it: use leased ones only."
@@ -82,7 +87,7 @@ class Leases:
         if len(set(batches)) < len(batches):
             raise UsageError(f"Worker {worker} committed a mini-batch twice, in {batches}: name each once.")
         for position in batches:
-            self._held[worker].remove(position)
+            held.remove(position)
         self.used += len(batches)
 
     def give_back(self, worker: int, keep: Batches = ()) -> None:
