@@ -92,6 +92,7 @@ def test_the_record_goes_on_in_the_middle_of_a_line_when_there_is_room_again(tmp
 @makes_room_again
 def test_lines_beyond_what_is_held_are_left_out_and_the_record_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "HELD", 300)
+    monkeypatch.setattr(record, "TOGETHER", 1)
     written = Record(tmp_path / "record.jsonl")
     allow(100)
     for clock in range(50):
