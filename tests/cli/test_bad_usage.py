@@ -44,7 +44,7 @@ def refused(result: Result, *named: str) -> None:
         (["--engine", "locale"], ["'locale'", "Did you mean 'local'?"]),
         (["--engine", "local:worker=2"], ["'worker'", "Did you mean 'workers'?"]),
         (["--engine", "local:workers=2", "--workers", "3"], ["workers", "twice"]),
-        (["--cluster", "straggler"], ["cluster=straggler", "'local'", "leave it out"]),
+        (["--cluster", "straggler"], ["cluster=straggler", "'local'", "give --engine vector"]),
         (["--model", "mpl"], ["'mpl'", "Did you mean 'mlp'?"]),
         (["--model", "mlp:10-x"], ["mlp:10-x", "whole numbers"]),
         (["--model", "nowhere.py:build"], ["nowhere.py", "no file"]),

@@ -83,7 +83,7 @@ def test_every_scheme_is_the_plain_loop_in_the_same_order(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_it_makes_no_difference_when_windows_are_computed(scheme):
-    job = job_of(scheme, optimizer=optimizer_for(scheme), epochs=3)
+    job = job_of(scheme, optimizer=optimizer_for(scheme), epochs=2)
     lazy = simulate(job, cluster=ROUGH)
     chance = random.Random(1)
     for moment in (lambda: True, lambda: chance.random() < 0.3):
