@@ -94,6 +94,30 @@ class Reply:
     integers: Vector | None = None
 
 
+@dataclass(slots=True)
+class Done:
+    """What a window did."""
+
+    steps: int = 0
+    rows: int = 0
+    weight: float = 0.0
+    loss: float = 0.0
+    """Summed over the window, each step weighted by its normaliser."""
+    seconds: float = 0.0
+    lr: float = 0.0
+    moved: float = 0.0
+    busy: bool = False
+
+    def add(self, other: Done) -> None:
+        """Another piece of the same window."""
+        self.steps += other.steps
+        self.rows += other.rows
+        self.weight += other.weight
+        self.loss += other.loss
+        self.seconds += other.seconds
+        self.lr, self.moved, self.busy = other.lr, other.moved, other.busy
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One line of the record: what happened, and how many seconds after the start barrier."""

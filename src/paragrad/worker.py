@@ -18,7 +18,7 @@ from paragrad.data.source import Source
 from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import Batches, Commit, Reply, Vector
+from paragrad.types import Batches, Commit, Done, Reply, Vector
 
 DRAWN, DRAWN_WORKERS = 16, 64
 """Parameters, and workers, up to which a model's path is kept in the record, to be drawn."""
@@ -71,30 +71,6 @@ Request: TypeAlias = Join | Scatter | Recover | Window | Pull | Send | Receive
 def is_drawn(parameters: int, workers: int) -> bool:
     """Whether a picture of a run's path could be drawn, so that the record keeps it."""
     return parameters <= DRAWN and workers <= DRAWN_WORKERS
-
-
-@dataclass(slots=True)
-class Done:
-    """What a window did."""
-
-    steps: int = 0
-    rows: int = 0
-    weight: float = 0.0
-    loss: float = 0.0
-    """Summed over the window, each step weighted by its normaliser."""
-    seconds: float = 0.0
-    lr: float = 0.0
-    moved: float = 0.0
-    busy: bool = False
-
-    def add(self, other: Done) -> None:
-        """Another piece of the same window."""
-        self.steps += other.steps
-        self.rows += other.rows
-        self.weight += other.weight
-        self.loss += other.loss
-        self.seconds += other.seconds
-        self.lr, self.moved, self.busy = other.lr, other.moved, other.busy
 
 
 @dataclass(frozen=True, slots=True)

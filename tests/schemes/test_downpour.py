@@ -11,7 +11,7 @@ import torch
 
 import paragrad as pg
 from paragrad.engines.serial import Serial
-from paragrad.worker import Done
+from paragrad.types import Done
 from tests.conftest import Watch, every_batch_once, train
 from tests.schemes.golden import close, parameters_of, serial, trained_alone
 

@@ -14,8 +14,8 @@ from paragrad.learners.rows import Task, TorchRows
 from paragrad.learners.stepper import Precision
 from paragrad.learners.torch import TorchLearner
 from paragrad.replica import Replica
-from paragrad.types import Vector
-from paragrad.worker import Done, Window, run_window
+from paragrad.types import Done, Vector
+from paragrad.worker import Window, run_window
 
 
 @dataclass(slots=True)
@@ -29,10 +29,6 @@ class Due:
 
 class Crowd(Protocol):
     """The replicas of all workers. A window is *closed* when it begins: whenever it is computed, the result is the same."""
-
-    @property
-    def batched(self) -> bool:
-        """Whether windows are computed together."""
 
     @property
     def device(self) -> torch.device:
@@ -71,8 +67,6 @@ class Crowd(Protocol):
 
 class OneByOne:
     """A learner for each worker; their windows run one after another, as in any other engine."""
-
-    batched = False
 
     def __init__(self, job: Job, workers: int, device: str) -> None:
         self._job = job
@@ -121,8 +115,6 @@ class OneByOne:
 class Together:
     """Rows of one tensor, stepped at once."""
 
-    batched = True
-
     def __init__(
         self, job: Job, learner: TorchLearner, workers: int, device: str, *, precision: Precision, chunk: int | None
     ) -> None:
@@ -157,16 +149,8 @@ class Together:
 
     def compute(self, due: Sequence[Due]) -> None:
         tasks = [Task(window.me.rank, window.request.batches) for window in due]
-        lr = self.rows.lr
-        for window, outcome in zip(due, self.rows.run(tasks), strict=True):
-            window.done = Done(
-                steps=outcome.steps,
-                rows=outcome.rows,
-                weight=outcome.weight,
-                loss=outcome.loss,
-                lr=lr,
-                moved=outcome.moved,
-            )
+        for window, done in zip(due, self.rows.run(tasks), strict=True):
+            window.done = done
 
     def begin_anew(self, rank: int) -> None:
         self.rows.forget(rank)

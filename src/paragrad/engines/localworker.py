@@ -26,10 +26,9 @@ from paragrad.job import Job
 from paragrad.learners.learner import Learner, Recovers, WarmsUp, is_aliasable
 from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import Commit, Reply, Vector
+from paragrad.types import Commit, Done, Reply, Vector
 from paragrad.worker import (
     Answer,
-    Done,
     Join,
     Pull,
     Pulled,

@@ -9,12 +9,13 @@ import torch
 
 from paragrad.data.plan import Plan
 from paragrad.data.source import Source
-from paragrad.learners.rows import Outcome, Task, TorchRows
+from paragrad.learners.rows import Task, TorchRows
 from paragrad.learners.torch import TorchLearner
 from paragrad.optim.rows import rows_of
+from paragrad.types import Done
 
 
-def why_not(learner: TorchLearner, source: Source, plan: Plan, *, gradients: bool = False) -> str | None:
+def why_not(learner: TorchLearner, source: Source, plan: Plan) -> str | None:
     """Why this learner's replicas cannot be computed together; None where they can.
 
     It is tried: two rows make a step together, and must come to where each comes alone.
@@ -57,7 +58,7 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {first if len(first) < 160 else first[:160].rpartition(' ')[0] + ' ...'}"
 
 
-def _same_alone(learner: TorchLearner, batch: Any, together: torch.Tensor, buffers: torch.Tensor, outcome: Outcome) -> bool:
+def _same_alone(learner: TorchLearner, batch: Any, together: torch.Tensor, buffers: torch.Tensor, outcome: Done) -> bool:
     """Whether a row's gradient, buffers and loss are what the learner comes to alone."""
     before = learner.weights.clone(), learner.buffers.clone(), learner.integers.clone()
     gradient = torch.empty_like(learner.weights)

@@ -19,7 +19,7 @@ from paragrad.data.source import Arrays, Source, mapped
 from paragrad.learners.graph import Graph
 from paragrad.learners.stepper import Precision, Stack, Stepper, computing
 from paragrad.learners.torch import TorchLearner
-from paragrad.types import Batches
+from paragrad.types import Batches, Done
 
 ALIGNED = 32
 """Elements that a row's length is rounded up to."""
@@ -41,19 +41,6 @@ class Task:
     batches: Batches
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What a window of one row did."""
-
-    steps: int = 0
-    rows: int = 0
-    weight: float = 0.0
-    loss: float = 0.0
-    """Summed over the window, each step weighted by its normaliser."""
-    moved: float = 0.0
-    """The length of its last step, where that was asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """What one step of some rows came to, still on the device; None: a row whose result does not count."""
@@ -65,8 +52,6 @@ class Found:
 
 class TorchRows:
     """``count`` replicas of a learner's module, loss and optimiser on one device."""
-
-    batched = True
 
     def __init__(
         self,
@@ -177,17 +162,17 @@ class TorchRows:
 
     # -- windows --------------------------------------------------------------------------------------------
 
-    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> list[Done]:
         """Compute these windows, in as many rows at a time as there is room for; no row may be in two of them."""
         order = sorted(range(len(tasks)), key=lambda k: (-len(tasks[k].batches), tasks[k].row))
-        outcomes = [Outcome() for _ in tasks]
+        outcomes = [Done(lr=self.lr) for _ in tasks]
         with computing(self._precision):
             for start in range(0, len(order), self.chunk):
                 mine = order[start : start + self.chunk]
                 self._run([tasks[k] for k in mine], [outcomes[k] for k in mine])
         return outcomes
 
-    def _run(self, tasks: list[Task], outcomes: list[Outcome]) -> None:
+    def _run(self, tasks: list[Task], outcomes: list[Done]) -> None:
         where = [task.row for task in tasks]
         direct = where == list(range(self.count))
         home = ALL if direct else STAGE
@@ -238,7 +223,7 @@ class TorchRows:
             self._places[home] = self._make(self.chunk if home == STAGE else min(self.chunk, FEW))
         return self._places[home]
 
-    def _tell(self, found: list[Found], outcomes: list[Outcome]) -> None:
+    def _tell(self, found: list[Found], outcomes: list[Done]) -> None:
         """Losses and their normalisers, fetched from the device at once."""
         losses = torch.cat([piece.losses for piece in found]).tolist()
         weights = torch.cat([piece.weights for piece in found]).tolist()
@@ -250,7 +235,7 @@ class TorchRows:
 
     # -- one step of many rows ------------------------------------------------------------------------------
 
-    def _step(self, home: str, rows: torch.Tensor, sizes: list[int], joined: bool, outcomes: list[Outcome]) -> list[Found]:
+    def _step(self, home: str, rows: torch.Tensor, sizes: list[int], joined: bool, outcomes: list[Done]) -> list[Found]:
         """One step of the first rows of a place; a gradient is joined with what is there.
 
         The last mini-batch of an epoch may be shorter than the others. Who has it is set aside, makes the others' step
