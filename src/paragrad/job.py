@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paragrad.center import Center
+from paragrad.data.leases import Leases
 from paragrad.data.plan import Plan
 from paragrad.data.source import Source
 from paragrad.errors import UsageError
 from paragrad.learners.learner import Learner, Scatters, StepsAtCenter
 from paragrad.schemes.scheme import Scheme
+from paragrad.state import Allocate
 from paragrad.types import VectorOptimizer
 
 
@@ -41,6 +44,24 @@ class Job:
             return None
         assert isinstance(learner, StepsAtCenter)
         return learner.center_optimizer() if device == "cpu" else learner.center_optimizer(device)
+
+    def make_center(self, learner: Learner, *, workers: int, shards: str, allocate: Allocate, device: str = "cpu") -> Center:
+        """The center at the beginning of a run; ``learner`` is its starting point."""
+        plan, stolen = self.plan, self.stolen(shards, workers)
+        return Center(
+            self.scheme,
+            learner.weights.to(device),
+            workers=workers,
+            leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=workers, stolen=stolen),
+            buffers=learner.buffers.to(device),
+            integers=learner.integers.to(device),
+            optimizer=self.center_optimizer(learner, device),
+            allocate=allocate,
+        )
+
+    def by_reference(self, center: Center) -> bool:
+        """Whether the center may read and write the workers' own weights, where an engine has them within its reach."""
+        return self.scheme.is_scaled_movement and bool(center.answers) and not self.distances
 
     def stolen(self, shards: str, workers: int) -> bool:
         """Whether mini-batches are taken by whoever is ready: where nobody waits for all others, if not told otherwise."""

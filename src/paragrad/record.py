@@ -133,9 +133,9 @@ def batches_used(events: Iterable[Event]) -> Counter[int]:
 def fold(positions: Iterable[int]) -> list[int | list[int]]:
     """Positions in short form: 4, or [first, last, step] for three and more at equal steps."""
     given = list(positions)
-    if len(given) < 3:
-        return given  # type: ignore[return-value]
     short: list[int | list[int]] = []
+    if len(given) < 3:
+        return short + given
     start = 0
     while start < len(given):
         stop = start + 1

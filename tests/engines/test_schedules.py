@@ -16,14 +16,7 @@ from paragrad.data.leases import Leases
 from paragrad.types import Commit
 from tests.engines.schedules import Schedule, Unheld, check, run, schedules
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tensors of a few numbers: a second thread would only be waited for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @settings(max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))

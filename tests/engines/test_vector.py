@@ -16,6 +16,8 @@ from paragrad.learners.rows import Task, TorchRows
 from tests.engines.simulated import WORKERS, in_this_order, job_of, network, rows, simulate
 from tests.laws.table import TABLE
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SCHEMES = [scheme for scheme, _ in TABLE if not scheme.aliased and scheme.quorum(WORKERS) <= WORKERS]
 JITTER = pg.Cluster(speeds=(pg.LogNormal(1.0, 0.5), 0.7, pg.Exponential(1.3), 1.9))
 ROUGH = pg.Cluster(
@@ -48,15 +50,6 @@ OPTIMIZERS = [
     "adamw:lr=0.01",
     "adam:lr=0.01,maximize=true",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tensors of a few numbers: a second thread would only be waited for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def optimizer_for(scheme):

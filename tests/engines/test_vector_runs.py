@@ -15,13 +15,7 @@ from paragrad.data.source import Arrays
 from paragrad.engines import devices
 from paragrad.record import batches_used, read
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def easy(count=240, dtype=torch.float32):

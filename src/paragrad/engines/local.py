@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from paragrad import kernels
 from paragrad.center import Center
-from paragrad.data.leases import Leases
 from paragrad.engines import children, devices, processes
 from paragrad.engines.children import Child, Watch
 from paragrad.engines.localworker import Post
 from paragrad.engines.processes import Fd
 from paragrad.engines.shared import Parcel, Segment
+from paragrad.engines.signals import Signals
 from paragrad.engines.slot import MESSAGE, Op, Slot
 from paragrad.errors import UsageError, WorkerError
 from paragrad.job import Job
@@ -108,22 +106,10 @@ def one_thread() -> Iterator[None]:
 
 
 def make_center(job: Job, learner: Learner, *, workers: int, shards: str, allocate: Allocate) -> Center:
-    """The center at the beginning of a run, ``learner`` its starting point, with the workers' weights within its reach where
-    the scheme is a scaled movement."""
-    plan, scheme = job.plan, job.scheme
-    stolen = job.stolen(shards, workers)
-    center = Center(
-        scheme,
-        learner.weights,
-        workers=workers,
-        leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=workers, stolen=stolen),
-        buffers=learner.buffers,
-        integers=learner.integers,
-        optimizer=job.center_optimizer(learner),
-        allocate=allocate,
-    )
+    """The center at the beginning of a run, with the workers' weights within its reach where that is of use."""
+    center = job.make_center(learner, workers=workers, shards=shards, allocate=allocate)
     like = learner.weights
-    if scheme.is_scaled_movement and center.answers and is_aliasable(learner) and not job.distances:
+    if job.by_reference(center) and is_aliasable(learner):
         center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(workers)]
     return center
 
@@ -174,40 +160,28 @@ class _Crew:
         self._partial = b""
         # A worker that asks whether there is a queue looks at the pipe: what is not yet being seen to must stay in it.
         self._gulp = 1 if scheme.early else 64
-        self._old_handlers: dict[int, Any] = {}
+        self._signals = Signals(session, at_once=self._kill_all, waker=self._waker)
 
     # -- life -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> _Crew:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-                self._old_handlers[number] = signal.signal(number, self._on_signal)
-            self._old_wakeup = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._signals.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         for member in [*self._members, *([self._evaluator] if self._evaluator else [])]:
             processes.kill(member.process)
             member.notes.close()
-        if self._old_handlers:
-            signal.set_wakeup_fd(self._old_wakeup)
-            for number, handler in self._old_handlers.items():
-                signal.signal(number, handler)
+        self._signals.__exit__()
         self._parcel.close()
         self._segment.close()
         for fd in (self._messages, self._mouth, self._wake, self._waker, *self._doorbells):
             os.close(fd)
 
-    def _on_signal(self, number: int, _frame: object) -> None:
-        if number == signal.SIGUSR1:
-            self.session.ask_for_checkpoint()
-            return
-        if self.session.stopped == "interrupted":
-            for member in self._members:
-                with contextlib.suppress(ProcessLookupError):
-                    member.process.kill()
-            raise KeyboardInterrupt
-        self.session.stop("interrupted")
+    def _kill_all(self) -> None:
+        for member in self._members:
+            with contextlib.suppress(ProcessLookupError):
+                member.process.kill()
 
     # -- the run --------------------------------------------------------------------------------------------
 

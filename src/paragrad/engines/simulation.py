@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from enum import IntEnum
@@ -19,9 +19,10 @@ import torch
 
 from paragrad.center import Center
 from paragrad.cluster import Cluster, Crash, Join, Leave, Lives
-from paragrad.data.leases import Leases
 from paragrad.engines.crowd import Crowd, Due
+from paragrad.engines.life import Life
 from paragrad.engines.pace import Pace
+from paragrad.engines.toll import Toll
 from paragrad.engines.wire import Wire
 from paragrad.errors import UsageError
 from paragrad.job import Job
@@ -29,7 +30,7 @@ from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
 from paragrad.session import EVALUATION_SHARE, Session
 from paragrad.types import Commit, Reply, Vector
-from paragrad.worker import Answer, Pull, Pulled, Receive, Recover, Request, Scatter, Send, Window, work
+from paragrad.worker import Answer, Pull, Pulled, Receive, Recover, Scatter, Send, Window, work
 from paragrad.worker import Join as AskToJoin
 
 FORWARD_SHARE = 3
@@ -51,53 +52,6 @@ class Phase(IntEnum):
     SEND_AGAIN = 9
 
 
-@dataclass(slots=True)
-class Life:
-    """One incarnation of a worker."""
-
-    rank: int
-    incarnation: int
-    me: Replica
-    loop: Generator[Request, Answer, None]
-    request: Request | None = None
-    due: Due | None = None
-    began: float = 0.0
-    reply: Reply | None = None
-    waits_for: int = 0
-    """The sequence of the commit whose answer counts; below 0: of joining."""
-    waiting_since: float | None = None
-    sent: Commit | None = None
-    alive: bool = True
-
-
-@dataclass
-class Toll:
-    """What the cluster cost, by worker."""
-
-    up: list[int]
-    """Bytes to the center."""
-    down: list[int]
-    """Bytes from the center."""
-    idle: list[float]
-    """Seconds that a worker waited for an answer."""
-    computing: list[float]
-    """Seconds that it spent in windows that ended."""
-
-    @classmethod
-    def of(cls, workers: int) -> Toll:
-        """Nothing yet."""
-        return cls([0] * workers, [0] * workers, [0.0] * workers, [0.0] * workers)
-
-    def summary(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {
-            "bytes_to_center": self.up,
-            "bytes_from_center": self.down,
-            "idle_seconds": [round(seconds, 6) for seconds in self.idle],
-            "computing_seconds": [round(seconds, 6) for seconds in self.computing],
-        }
-
-
 @dataclass
 class Simulation:
     """Workers, center and network under one virtual clock."""
@@ -114,19 +68,9 @@ class Simulation:
     lives: list[Life] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        job, scheme, plan = self.job, self.job.scheme, self.job.plan
-        stolen = job.stolen(self.session.run.shards, self.workers)
-        device = self.crowd.device
-        self.center = Center(
-            scheme,
-            self.learner.weights.to(device),
-            workers=self.workers,
-            leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=self.workers, stolen=stolen),
-            buffers=self.learner.buffers.to(device),
-            integers=self.learner.integers.to(device),
-            optimizer=job.center_optimizer(self.learner, str(device)),
-            allocate=self._allocate,
-        )
+        job, plan = self.job, self.job.plan
+        shards, device = self.session.run.shards, str(self.crowd.device)
+        self.center = job.make_center(self.learner, workers=self.workers, shards=shards, allocate=self._allocate, device=device)
         self.wire = Wire(self.cluster)
         self.toll = Toll.of(self.workers)
         self._heap: list[tuple[float, int, Phase, int, Any]] = []
@@ -140,8 +84,7 @@ class Simulation:
         self._evaluator: Learner | None = None
         self._sizes: dict[int, int] = {}
         self._stateless = not (self.learner.buffers.numel() or self.learner.integers.numel())
-        by_reference = self.wire.free and scheme.is_scaled_movement and bool(self.center.answers) and not job.distances
-        if by_reference:
+        if self.wire.free and job.by_reference(self.center):
             self.center.homes = [self.crowd.weights(rank) for rank in range(self.workers)]
         state = self.center.state
         self._size = sum(v.numel() * v.element_size() for v in (state.value, state.buffers, state.integers))
@@ -217,8 +160,7 @@ class Simulation:
             case Phase.ANSWER:
                 self._answered(what)
             case Phase.PULL:
-                life, size = what
-                self._pull_arrived(life, size)
+                self._pull_arrived(what)
             case Phase.PULLED:
                 self._pulled(*what)
             case Phase.SEND_AGAIN:
@@ -417,14 +359,14 @@ class Simulation:
 
     def _ask_for_center(self, life: Life) -> None:
         for arrival in self.wire.up(life.rank, self._paces[life.rank].delays, 0, self.now)[:1]:
-            self._push(arrival, life.rank, Phase.PULL, (life, self._size))
+            self._push(arrival, life.rank, Phase.PULL, life)
 
-    def _pull_arrived(self, life: Life, size: int) -> None:
+    def _pull_arrived(self, life: Life) -> None:
         pulled = Pulled(self._lend(), self.center.clock)
-        self.toll.down[life.rank] += size
-        arrival = self.wire.down(life.rank, self._paces[life.rank].delays, size, self.now)
+        self.toll.down[life.rank] += self._size
+        arrival = self.wire.down(life.rank, self._paces[life.rank].delays, self._size, self.now)
         if arrival is None:
-            self._push(self.now + self.cluster.retry, life.rank, Phase.PULL, (life, size))
+            self._push(self.now + self.cluster.retry, life.rank, Phase.PULL, life)
         else:
             self._push(arrival, life.rank, Phase.PULLED, (life, pulled))
 
@@ -445,7 +387,7 @@ class Simulation:
         if self.job.validation is None or not self.session.validation_due():
             return
         if self._evaluator is None:
-            self._evaluator = self.job.make_learner("cpu" if self.crowd.device.type == "cpu" else str(self.crowd.device))
+            self._evaluator = self.job.make_learner(str(self.crowd.device))
         learner = self._evaluator
         learner.weights.copy_(self.center.value)
         learner.buffers.copy_(self.center.state.buffers)

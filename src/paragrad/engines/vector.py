@@ -55,7 +55,7 @@ class Vector:
     precision: Precision = "float32"
     """Of matrix products: float32, or tf32 or bf16, which are faster on a GPU."""
     chunk: int | None = None
-    """Most workers that are computed at once; by default as many as there is memory for."""
+    """Most workers that are computed at once; by default as many as memory holds, and on a CPU its cache."""
     threads: int | None = None
     """Threads that all of them compute with on the CPU; by default 1 for a small model, else the cores that this process
     may use."""
@@ -122,7 +122,10 @@ class Vector:
         # Weights, what is sent and what was answered; then what the scheme keeps, and the optimiser.
         kept = 3 + len(job.scheme.worker_slots) + (batchable.slots_of(learner) if isinstance(learner, TorchLearner) else 0)
         static = vector * kept * self.workers
-        one = vector * (kept + 1) + (batchable.activations(learner, job.train, job.plan) if reason is None else 0)  # type: ignore[arg-type]
+        one = vector * (kept + 1)
+        if reason is None:
+            assert isinstance(learner, TorchLearner)
+            one += batchable.activations(learner, job.train, job.plan)
         room = devices.room(self.device)
         if static + one > room:
             raise UsageError(
