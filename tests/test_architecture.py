@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "paragrad"
 LEVELS = [
     {"errors"},
-    {"types", "options"},
+    {"types", "options", "canvas"},
     {"kernels", "flat", "record", "cluster"},
     {"replica", "run", "state"},
     {"data", "schemes", "optim", "models", "losses", "toys"},

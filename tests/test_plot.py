@@ -115,8 +115,8 @@ def test_the_title_tells_scheme_workers_and_engine() -> None:
 
 
 def test_simulated_seconds_are_called_virtual(other: Path) -> None:
-    for engine, name in (("vector:workers=2", "virtual seconds"), ("local", "seconds")):
-        events = [Event("start", 0.0, start(engine)), Event("validation", 1.0, {"loss": 1.0})]
+    for cluster, name in (({"cluster": "homogeneous"}, "virtual seconds"), ({}, "seconds")):
+        events = [Event("start", 0.0, start("vector") | cluster), Event("validation", 1.0, {"loss": 1.0})]
         assert plot.curves(events, title="").axes[-1].get_xlabel() == name
 
 

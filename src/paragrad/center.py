@@ -103,8 +103,6 @@ class Center:
         )
         self.state = self._states.now
         """The current buffer."""
-        self.clock = 0
-        """Updates applied so far."""
         owns = scheme.answers == "own" or scheme.remembers or quorum == 1
         self.answers = (
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
@@ -144,6 +142,11 @@ class Center:
     def value(self) -> Vector:
         """The central variable; not to be written to."""
         return self.state.value
+
+    @property
+    def clock(self) -> int:
+        """Updates applied so far."""
+        return self.state.clock
 
     @property
     def scratch(self) -> Vector:
@@ -223,19 +226,12 @@ class Center:
                 f"Worker {commit.worker} committed {commit.value.numel():,} values, but the center has {hi - lo:,}. "
                 "Every worker must build the same model."
             )
-        if self._replaced(commit):
+        replaced, known = self._replaced(commit), self._known(commit)
+        if replaced or known or commit.worker not in self.live:
+            # It came before; or its worker was replaced or given up while it was on its way, and others do its rows already.
             self.counts.duplicates += 1
             self.repeated(commit, self.arrivals)
-            return []
-        if self._known(commit):
-            self.counts.duplicates += 1
-            self.repeated(commit, self.arrivals)
-            return self._answer_again(commit)
-        if commit.worker not in self.live:
-            # It was given up while this was on its way: others do these rows already.
-            self.counts.duplicates += 1
-            self.repeated(commit, self.arrivals)
-            return []
+            return self._answer_again(commit) if known and not replaced else []
         commit.arrived = self.arrivals
         late = self.scheme.late == "drop" and commit.version < self.clock
         if late or not self._sound(commit):
@@ -325,7 +321,6 @@ class Center:
             self._wake()
         self._states.flip(commits)
         self.state = self._states.now
-        self.clock = self.state.clock
         for commit in commits:
             self._note(commit)
             if self.scheme.held and commit.worker in self._owed:
@@ -488,7 +483,6 @@ class Center:
         """Go on from a snapshot. What was leased when it was taken is to be done again."""
         for state in self._states.both:
             state.load(tensors, numbers["clock"], numbers["ledger"])
-        self.clock = numbers["clock"]
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
         if self.optimizer is not None:

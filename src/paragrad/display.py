@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paragrad.record import is_virtual
+
 if TYPE_CHECKING:
     from paragrad.types import Event
 
@@ -224,7 +226,7 @@ class Display:
     @property
     def _simulated(self) -> bool:
         """Whether the seconds of the events are those of a virtual cluster."""
-        return str(self._start.get("engine", "")).partition(":")[0] == "vector"
+        return is_virtual(self._start)
 
     @property
     def _gone(self) -> float:

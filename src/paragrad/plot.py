@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paragrad import options, record, toys
+from paragrad import canvas, options, record, toys
 from paragrad.errors import UsageError
 from paragrad.types import Event
 
@@ -57,15 +57,10 @@ def plot(directory: str | Path, out: str | Path | None = None) -> Path:
     two parameters; any other as loss and accuracy over time.
     """
     directory = Path(directory)
-    if not (directory / "record.jsonl").is_file():
-        raise UsageError(
-            f"There is no run in {str(directory)!r}: it has no record.jsonl. Give the directory of a run, such as one of those "
-            "in runs/."
-        )
+    events = list(record.read(directory))
     target = directory / "plot.png" if out is None else Path(out)
     if target.suffix.lower() not in KINDS:
         raise UsageError(f"out={str(target)!r}, but a picture is written as {', '.join(KINDS)}: name it so.")
-    events = list(record.read(directory / "record.jsonl"))
     toy = _toy(directory)
     trace = trace_of(events, toy)
     figure = path(toy, trace, title=title(events)) if toy is not None and trace.centers else curves(events, title=title(events))
@@ -110,8 +105,7 @@ def trace_of(events: Iterable[Event], toy: toys.Toy | None) -> Trace:
 
 def path(toy: toys.Toy, trace: Trace, *, title: str) -> Any:
     """A figure of one path; see ``over`` for what is drawn."""
-    figure_of, _ = _matplotlib()
-    figure = figure_of(figsize=SIZE, dpi=DPI, layout="constrained")
+    figure = canvas.matplotlib().figure.Figure(figsize=SIZE, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     over(axes, toy, trace)
     axes.set_title(title, fontsize=10)
@@ -124,7 +118,7 @@ def over(axes: Any, toy: toys.Toy, trace: Trace, box: Box | None = None) -> None
 
     ``box`` is (lower left, upper right); by default what the path needs, but no more than a diverging one deserves.
     """
-    _, collection_of = _matplotlib()
+    collection_of = canvas.matplotlib().collections.LineCollection
     low, high = box or _box(toy, trace)
     _contours(axes, toy, low, high)
     for worker in sorted({window.worker for window in trace.windows}):
@@ -149,13 +143,13 @@ def over(axes: Any, toy: toys.Toy, trace: Trace, box: Box | None = None) -> None
 
 def curves(events: Sequence[Event], *, title: str) -> Any:
     """A figure: training loss of the commits (smoothed) and validation loss over time; below it accuracy, if there is one."""
-    figure_of, _ = _matplotlib()
+    library = canvas.matplotlib()
     commits = [(e.time, e.data["loss"]) for e in record.effective(events) if e.data["loss"] is not None]
     looks = [(e.time, e.data) for e in events if e.kind == "validation"]
     if not commits and not looks:
         raise UsageError("The record has neither a commit nor a validation yet: there is nothing to draw. Let the run go on.")
     right = [(time, found["accuracy"]) for time, found in looks if "accuracy" in found]
-    figure = figure_of(figsize=SIZE, dpi=DPI, layout="constrained")
+    figure = library.figure.Figure(figsize=SIZE, dpi=DPI, layout="constrained")
     rows = figure.subplots(2 if right else 1, sharex=True, squeeze=False)[:, 0]
     if commits:
         times, losses = (np.array(values) for values in zip(*commits, strict=True))
@@ -170,7 +164,7 @@ def curves(events: Sequence[Event], *, title: str) -> Any:
     if right:
         rows[1].plot(*zip(*right, strict=True), color=COLOURS[1], linewidth=1.4, marker="o", markersize=4)
         rows[1].set_ylabel("accuracy")
-    rows[-1].set_xlabel("virtual seconds" if _virtual(events) else "seconds")
+    rows[-1].set_xlabel("virtual seconds" if record.is_virtual(_first(events, "start")) else "seconds")
     for axes in rows:
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.tick_params(labelsize=8)
@@ -237,25 +231,9 @@ def _first(events: Iterable[Event], kind: str) -> Mapping[str, Any]:
     return next((event.data for event in events if event.kind == kind), {})
 
 
-def _virtual(events: Sequence[Event]) -> bool:
-    """Whether the run's seconds were those of a simulated cluster."""
-    engine = str(_first(events, "start").get("engine", ""))
-    return engine.partition(":")[0] == "vector" or "wall_seconds" in _first(events, "end").get("summary", {})
-
-
 def _span(values: Sequence[float]) -> tuple[float, float]:
     """Limits that show most of the values: a few bursts at the beginning shall not flatten the rest."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = float(np.min(finite)), float(np.percentile(finite, 99))
     margin = 0.06 * (high - low) or 0.1
     return low - margin, high + margin
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    """Its figure and its collection of lines. (Without pyplot: no window, no state that outlives a call.)"""
-    try:
-        from matplotlib.collections import LineCollection
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("A picture needs matplotlib, which is not installed: pip install 'paragrad[plot]'") from None
-    return Figure, LineCollection

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,25 @@ class Record:
             self._lines.clear()
 
 
-def read(path: Path) -> Iterator[Event]:
-    """The events of a record; a last line cut short by a kill is left out."""
-    if not path.exists():
-        raise UsageError(f"There is no record at {path}.")
+def file_of(run: str | Path) -> Path:
+    """The record of a run, by its directory or by itself; raises where there is none."""
+    path = Path(run) / "record.jsonl" if not str(run).endswith(".jsonl") else Path(run)
+    if not path.is_file():
+        raise UsageError(
+            f"There is no run in {str(run)!r}: it has no record.jsonl. Give the directory of a run that paragrad train made, "
+            "such as one of those in runs/."
+        )
+    return path
+
+
+def is_virtual(start: Mapping[str, Any]) -> bool:
+    """Whether a run's seconds are those of a simulated cluster, by the first event of its record."""
+    return "cluster" in start
+
+
+def read(run: str | Path) -> Iterator[Event]:
+    """The events of a run's record; a last line cut short by a kill is left out."""
+    path = file_of(run)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith("\n"):

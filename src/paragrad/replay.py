@@ -231,10 +231,9 @@ def _difference(mine: torch.Tensor | None, theirs: torch.Tensor) -> tuple[bool, 
 
 
 def _read(directory: Path) -> tuple[dict[str, Any], History]:
-    if not (directory / "record.jsonl").exists():
-        raise UsageError(f"There is no run to replay in {str(directory)!r}: it has no record.jsonl. Give a run's directory.")
+    file = record.file_of(directory)
     settings = options.read_config(directory / "run.toml")
-    history = arrivals.read(record.read(directory / "record.jsonl"))
+    history = arrivals.read(record.read(file))
     if not history.attempts:
         raise UsageError(f"The record in {str(directory)!r} does not say how its run began: there is nothing to replay.")
     first = history.attempts[0].start

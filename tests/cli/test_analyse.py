@@ -90,8 +90,8 @@ def refused(done: Result, *named: str) -> None:
 def test_what_is_not_a_run_is_named_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    refused(analyse(tmp_path / "nowhere"), "nowhere", "is not there", "runs/first")
-    refused(analyse(tmp_path / "file"), "is a file")
+    refused(analyse(tmp_path / "nowhere"), "nowhere", "no record.jsonl", "runs/")
+    refused(analyse(tmp_path / "file"), "no record.jsonl")
     refused(analyse(tmp_path / "empty"), "no record.jsonl", "paragrad train")
     refused(analyse(make(tmp_path / "young", JOINS)), "no applied commit")
     run = make(tmp_path / "run", TURNS)

@@ -61,7 +61,7 @@ def test_staleness_scales_the_step_of_adam_and_not_its_gradient(optimizer, moved
     module = nn.Linear(3, 1, bias=False).double()
     learner = TorchLearner(module, nn.MSELoss(), partial(getattr(torch.optim, optimizer), lr=0.1))
     center = center_of(pg.SoftSync(splits=2), workers=2, optimizer=learner.center_optimizer())
-    center.clock = center.state.clock = 4  # four updates that moved nothing: the optimiser is fresh
+    center.state.clock = 4  # four updates that moved nothing: the optimiser is fresh
     commit(center, 0, (8.0, 8.0, 8.0), version=0)
     assert close(center.value, vector(*START) - moved, within=1e-6)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from paragrad import canvas
 from paragrad.analysis.momentum import Momentum
 from paragrad.analysis.staleness import Sample, Worker, by_worker
 from paragrad.errors import UsageError
@@ -185,15 +186,9 @@ def stability(path: Path, found: Mapping[int, float]) -> None:
 @contextmanager
 def _figure(path: Path, *, width: float, columns: int) -> Iterator[Sequence[Any]]:
     """Axes to draw on; the picture is written at the end. It needs no screen and changes no setting of the caller's."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            f"Figures need matplotlib, which cannot be imported ({error}): pip install 'paragrad[plot]'"
-        ) from error
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width, 4))
+    library = canvas.matplotlib()
+    with library.rc_context(STYLE):
+        figure = library.figure.Figure(figsize=(width, 4))
         yield figure.subplots(1, columns, squeeze=False)[0].tolist()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,9 @@ def analyse(
         )
     if figures is not None:
         from paragrad.analysis.figures import staleness as draw
+        from paragrad.record import is_virtual
 
-        virtual = any(event.kind == "start" and "cluster" in event.data for event in events)
+        virtual = any(event.kind == "start" and is_virtual(event.data) for event in events)
         draw(figures / "staleness.png", commits, virtual=virtual)
     console.print(_table(run, commits, _idle(run)))
     for line in _told(staleness.balance(events), gaps=any(event.kind == "gap" for event in events)):
@@ -54,13 +55,7 @@ def record_of(run: Path) -> list[Event]:
     from paragrad import record
     from paragrad.errors import UsageError
 
-    path = run / "record.jsonl"
-    if not run.is_dir():
-        what = "is a file" if run.exists() else "is not there"
-        raise UsageError(f"{run} {what}: give the directory of a run, such as runs/first.")
-    if not path.is_file():
-        raise UsageError(f"{run} has no record.jsonl, so it is not the directory of a run; give one that paragrad train made.")
-    events = list(record.read(path))
+    events = list(record.read(run))
     if not record.effective(events):
         raise UsageError(f"The record in {run} has no applied commit: there is nothing to analyse.")
     return events

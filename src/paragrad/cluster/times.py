@@ -112,15 +112,11 @@ class Trace:
         """
         from paragrad.record import read  # loads torch, which nothing else here needs
 
-        file = Path(path)
-        file = file / "record.jsonl" if file.is_dir() else file
-        if not file.is_file():
-            raise UsageError(f"There is no record at {str(file)!r}: give the directory of a run, or its record.jsonl.")
-        commits = [event.data for event in read(file) if event.kind == "commit" and event.data["steps"] > 0]
+        commits = [event.data for event in read(path) if event.kind == "commit" and event.data["steps"] > 0]
         seconds = tuple(data["seconds"] / data["steps"] for data in commits if data["worker"] == worker)
         if not seconds:
             there = ", ".join(str(rank) for rank in sorted({data["worker"] for data in commits})) or "none"
-            raise UsageError(f"There is no commit of worker {worker} in {str(file)!r}. Workers with commits: {there}.")
+            raise UsageError(f"There is no commit of worker {worker} in {str(path)!r}. Workers with commits: {there}.")
         return Trace(seconds)
 
 
