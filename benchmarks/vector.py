@@ -18,6 +18,7 @@ tensor operations and nothing else: no center, no leases, no record.
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import tempfile
 import time
@@ -31,7 +32,7 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad import kernels, losses, models, toys
+from paragrad import losses, models, toys
 from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
@@ -264,7 +265,11 @@ def _bare(workers: int, events: int) -> float:
             rows.run([Task(row, (batch[row],)) for row in waiting])
             due.clear()
             waiting = []
-        kernels.move(spare, anchors[rank], homes[rank], center, 1.0)
+        torch.add(center, homes[rank].sub_(anchors[rank]), out=spare)
+        anchors[rank].copy_(spare)
+        homes[rank].copy_(spare)
+        if not math.isfinite(spare.sum().item()):
+            raise FloatingPointError
         center, spare = spare, center
         following = next(batches, None)
         if following is not None:

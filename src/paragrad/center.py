@@ -36,7 +36,7 @@ class Counts:
     rows: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Pending:
     """An answer that is owed to a worker."""
 
@@ -110,6 +110,10 @@ class Center:
         self.homes: list[Vector] = []
         """The workers' weights, where an engine has them within reach and the scheme is a scaled movement: a commit is then
         the weights themselves, and one pass makes the new center, the new anchor and the new weights of them."""
+        # What a scheme says of itself is asked for at every commit: a plain attribute is had at a tenth of the time.
+        self._held, self._overlap, self._drops_late = scheme.held, scheme.overlap, scheme.late == "drop"
+        self._length = 0 if scheme.aliased else start.numel()
+        self._whole = scheme.parts == 1
         self._aligned = scheme.held and quorum > 1
         self._gathers = quorum > 1
         self._may_wait = scheme.bound is not None or type(scheme).waits is not Scheme.waits
@@ -218,28 +222,30 @@ class Center:
 
     def receive(self, commit: Commit) -> list[Reply]:
         """Take one commit: exactly once, only if it is sound, and apply the round that it completes."""
-        self._check_rank(commit.worker)
+        worker = commit.worker
+        self._check_rank(worker)
         self.arrivals += 1
-        lo, hi = (0, 0) if self.scheme.aliased else self.part(commit.part)
+        lo, hi = (0, self._length) if self._whole else self.part(commit.part)
         if commit.value.numel() != hi - lo:
             raise UsageError(
-                f"Worker {commit.worker} committed {commit.value.numel():,} values, but the center has {hi - lo:,}. "
+                f"Worker {worker} committed {commit.value.numel():,} values, but the center has {hi - lo:,}. "
                 "Every worker must build the same model."
             )
         replaced, known = self._replaced(commit), self._known(commit)
-        if replaced or known or commit.worker not in self.live:
+        if replaced or known or worker not in self.live:
             # It came before; or its worker was replaced or given up while it was on its way, and others do its rows already.
             self.counts.duplicates += 1
             self.repeated(commit, self.arrivals)
             return self._answer_again(commit) if known and not replaced else []
         commit.arrived = self.arrivals
-        late = self.scheme.late == "drop" and commit.version < self.clock
-        if late or not self._sound(commit):
+        clock = self.state.clock
+        late = self._drops_late and commit.version < clock
+        if late or not (self._checks_late or self._finite(commit)):
             return self._turn_away([commit], late=late)
-        if self._gathers and not self.scheme.held:
+        if self._gathers and not self._held:
             commit = commit.copied()  # its worker goes on meanwhile, and will lay its next one in the same place
         self._round.append(commit)
-        self._owed[commit.worker] = _Pending(commit.sequence, own=False, version=self.clock)
+        self._owed[worker] = _Pending(commit.sequence, own=False, version=clock)
         return self._advance()
 
     def _replaced(self, commit: Commit) -> bool:
@@ -323,7 +329,7 @@ class Center:
         self.state = self._states.now
         for commit in commits:
             self._note(commit)
-            if self.scheme.held and commit.worker in self._owed:
+            if self._held and commit.worker in self._owed:
                 owed = self._owed[commit.worker]
                 # A newcomer that took a lost worker's place begins from the center, whatever the answer was.
                 owed.own = bool(self.answers) and owed.sequence >= 0
@@ -382,29 +388,31 @@ class Center:
     def _release(self) -> list[Reply]:
         """Every reply that is owed and need not wait any longer, each with the lease of the next window."""
         replies: list[Reply] = []
-        gathered = {commit.worker for commit in self._round} if self._round and self.scheme.held else set()
+        clock, leases = self.state.clock, self.leases
+        gathered = {commit.worker for commit in self._round} if self._round and self._held else ()
         for worker in sorted(self._owed):
-            if worker in gathered or self._owed[worker].sits_out == self.clock:
+            if worker in gathered or self._owed[worker].sits_out == clock:
                 continue
             if self._may_wait and self.scheme.waits(View(self, self.state, self.state, 0, 0), worker):
                 continue
             steps = self._steps(worker)
-            ahead = self.leases.count(worker) - self._in_round(worker)
-            batches = self.leases.take(worker, max(0, steps + self.scheme.overlap - ahead), aligned=self._aligned)
-            if not batches and not ahead and self.leases.used < self.leases.total:
+            ahead = leases.count(worker) - self._in_round(worker)
+            batches = leases.take(worker, max(0, steps + self._overlap - ahead), aligned=self._aligned)
+            if not batches and not ahead and leases.used < leases.total:
                 # Nothing for it now. In a round it sits out; else it stays, for rows that another may leave behind.
                 if self._aligned:
-                    self._owed[worker].sits_out = self.clock
+                    self._owed[worker].sits_out = clock
                 else:
                     self._resting[worker] = self._owed.pop(worker)
                 continue
             replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
         done = [reply.worker for reply in replies if reply.done]
-        self.live.difference_update(done)
+        if done:
+            self.live.difference_update(done)
         if not self._owed:
             return replies + self._advance() if done else replies
-        sitting = [o for w, o in self._owed.items() if o.sits_out == self.clock and self.leases.remain(w)]
-        if sitting and not replies and not any(self.leases.held(w) for w in self.live):
+        sitting = [o for w, o in self._owed.items() if o.sits_out == clock and leases.remain(w)]
+        if sitting and not replies and not any(leases.held(w) for w in self.live):
             for owed in sitting:
                 owed.sits_out = None  # there is nobody whose round they could sit out
             return self._release()
@@ -417,25 +425,29 @@ class Center:
         return max(1, min(self.scheme.steps(View(self, self.state, self.state, 0, 0), worker), self.scheme.window))
 
     def _reply(self, worker: int, owed: _Pending, *, batches: tuple[int, ...], steps: int = 0, again: bool = False) -> Reply:
-        own = again or (owed.own and (self.scheme.answers == "own" or owed.version == self.clock))
-        if self.answers and not own:
-            self.answers[worker].copy_(self.value)
-        version = owed.version if own else self.clock
+        state, clock, answers = self.state, self.state.clock, self.answers
+        own = again or (owed.own and (owed.version == clock or self.scheme.answers == "own"))
+        if answers and not own:
+            answers[worker].copy_(state.value)
+        version = owed.version if own else clock
+        last = state.last(worker)
+        if self._round:
+            last = max([last, *(commit.sequence for commit in self._round if commit.worker == worker)])
         self._given[worker] = _Pending(owed.sequence, own=own, version=version, applied=owed.applied)
         return Reply(
             worker=worker,
             sequence=owed.sequence,
             version=version,
-            value=self.answers[worker] if self.answers else self.value,
+            value=answers[worker] if answers else state.value,
             steps=steps,
             batches=batches,
             applied=owed.applied,
             placed=own and owed.placed,
-            last=max([self.last(worker), *(commit.sequence for commit in self._round if commit.worker == worker)]),
+            last=last,
             done=not batches and self.leases.count(worker) <= self._in_round(worker),
             progress=self.progress,
-            buffers=self.state.buffers,
-            integers=self.state.integers,
+            buffers=state.buffers,
+            integers=state.integers,
         )
 
     # -- checks ---------------------------------------------------------------------------------------------
@@ -448,9 +460,6 @@ class Center:
         """From where to where a fragment goes."""
         length, parts = self.state.value.numel(), self.scheme.parts
         return length * part // parts, length * (part + 1) // parts
-
-    def _sound(self, commit: Commit) -> bool:
-        return self._checks_late or self._finite(commit)
 
     def _finite(self, commit: Commit) -> bool:
         vectors = [commit.value, *commit.also.values()]
@@ -481,8 +490,7 @@ class Center:
 
     def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Go on from a snapshot. What was leased when it was taken is to be done again."""
-        for state in self._states.both:
-            state.load(tensors, numbers["clock"], numbers["ledger"])
+        self._states.load(tensors, numbers["clock"], numbers["ledger"])
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
         if self.optimizer is not None:

@@ -159,13 +159,15 @@ STREAMING static void subtract_streaming(float *out, const float *a, const float
     subtract_plain(out + i, a + i, b + i, n - i);
 }
 
-#define CAN_STREAM (__builtin_cpu_supports("avx2"))
+/* What is short stays in the cache: it is read again at once. */
+#define LONG 16384
+#define CAN_STREAM(n) ((n) >= LONG && __builtin_cpu_supports("avx2"))
 #endif
 
 int paragrad_add(float *out, float *twin, const float *now, const float *x, float scale, size_t n)
 {
 #if HAVE_STREAMING
-    if (CAN_STREAM && aligned(out) && (!twin || aligned(twin)))
+    if (CAN_STREAM(n) && aligned(out) && (!twin || aligned(twin)))
         return add_streaming(out, twin, now, x, scale, n);
 #endif
     return add_plain(out, twin, now, x, scale, n);
@@ -174,7 +176,7 @@ int paragrad_add(float *out, float *twin, const float *now, const float *x, floa
 int paragrad_move(float *out, float *anchor, float *local, const float *now, float scale, size_t n)
 {
 #if HAVE_STREAMING
-    if (CAN_STREAM && aligned(out) && aligned(anchor) && aligned(local))
+    if (CAN_STREAM(n) && aligned(out) && aligned(anchor) && aligned(local))
         return move_streaming(out, anchor, local, now, scale, n);
 #endif
     return move_plain(out, anchor, local, now, scale, n);
@@ -183,7 +185,7 @@ int paragrad_move(float *out, float *anchor, float *local, const float *now, flo
 int paragrad_approach(float *out, float *force, const float *now, const float *x, float share, size_t n)
 {
 #if HAVE_STREAMING
-    if (CAN_STREAM && aligned(out) && aligned(force))
+    if (CAN_STREAM(n) && aligned(out) && aligned(force))
         return approach_streaming(out, force, now, x, share, n);
 #endif
     return approach_plain(out, force, now, x, share, n);
@@ -192,7 +194,7 @@ int paragrad_approach(float *out, float *force, const float *now, const float *x
 int paragrad_blend(float *out, const float *x, float a, const float *y, float b, size_t n)
 {
 #if HAVE_STREAMING
-    if (CAN_STREAM && aligned(out))
+    if (CAN_STREAM(n) && aligned(out))
         return blend_streaming(out, x, a, y, b, n);
 #endif
     return blend_plain(out, x, a, y, b, n);
@@ -201,7 +203,7 @@ int paragrad_blend(float *out, const float *x, float a, const float *y, float b,
 int paragrad_subtract(float *out, const float *a, const float *b, size_t n)
 {
 #if HAVE_STREAMING
-    if (CAN_STREAM && aligned(out)) {
+    if (CAN_STREAM(n) && aligned(out)) {
         subtract_streaming(out, a, b, n);
         return 1;
     }

@@ -11,8 +11,6 @@ import torch
 
 from paragrad.types import Vector
 
-LARGE = 16_384
-"""Elements from which a call into the library pays for itself."""
 SHARED = 1_048_576
 """Elements from which a pass is worth a second thread."""
 
@@ -37,6 +35,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 _library = _load()
+_passes = {name: getattr(_library, f"paragrad_{name}") for name in SIGNATURES} if _library is not None else {}
 _second: ThreadPoolExecutor | None = None
 
 
@@ -106,28 +105,29 @@ def finite(vector: Vector) -> bool:
 
 
 def _fits(*vectors: Vector) -> bool:
+    """Whether the library can do it: asked at every commit, so that it must cost next to nothing."""
+    if _library is None:
+        return False
     length = vectors[0].numel()
-    return (
-        _library is not None
-        and length >= LARGE
-        and all(
-            v.dtype == torch.float32 and v.is_contiguous() and v.numel() == length and v.device.type == "cpu" for v in vectors
-        )
-    )
+    for vector in vectors:
+        if vector.dtype is not torch.float32 or vector.numel() != length or vector.is_cuda or not vector.is_contiguous():
+            return False
+    return True
 
 
 def _call(name: str, *arguments: Vector | float | None) -> bool:
     """One pass, in two halves at once where a second thread is there and the vectors are long."""
-    assert isinstance(arguments[0], torch.Tensor)
-    length = arguments[0].numel()
+    first = arguments[0]
+    assert isinstance(first, torch.Tensor)
+    length = first.numel()
     if _second is None or length < SHARED:
         return _part(name, arguments, 0, length)
     middle = length // 2 & ~31
     rest = _second.submit(_part, name, arguments, middle, length)
-    first = _part(name, arguments, 0, middle)
-    return rest.result() and first
+    mine = _part(name, arguments, 0, middle)
+    return rest.result() and mine
 
 
 def _part(name: str, arguments: tuple[Vector | float | None, ...], lo: int, hi: int) -> bool:
-    words = [a.data_ptr() + lo * a.element_size() if isinstance(a, torch.Tensor) else a for a in arguments]
-    return bool(getattr(_library, f"paragrad_{name}")(*words, hi - lo))
+    words = [a.data_ptr() + 4 * lo if isinstance(a, torch.Tensor) else a for a in arguments]
+    return bool(_passes[name](*words, hi - lo))

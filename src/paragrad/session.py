@@ -40,6 +40,7 @@ class Session:
         self.measured: dict[str, Any] = {}
         """What the engine has to add to the summary."""
         self._center: Center | None = None
+        self._drawn = False
         self._now: Callable[[], float] = time.monotonic
         self.virtual = False
         """Whether the run's seconds are those of a simulated cluster: the record then holds nothing of the wall's clock."""
@@ -122,6 +123,7 @@ class Session:
     def attach(self, center: Center) -> None:
         """Watch this center, and bring it to where a resumed run left off."""
         self._center = center
+        self._drawn = is_drawn(center.value.numel(), center.workers)
         center.applied = self._applied
         center.refused = self._refused
         center.repeated = self._repeated
@@ -147,6 +149,9 @@ class Session:
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write an event down and tell everyone who asked."""
+        self._emit(kind, data)
+
+    def _emit(self, kind: str, data: dict[str, Any]) -> None:
         event = Event(kind, self.seconds, data)
         self._record.write(event)
         self.tally.add(event, self.plan.batches)
@@ -186,30 +191,22 @@ class Session:
         self.stopped = self.stopped or reason
 
     def _applied(self, commit: Commit) -> None:
-        assert self._center is not None
-        self.emit(
-            "commit",
-            clock=self._center.clock,
-            **_told(commit),
-            staleness=commit.staleness,
-            rows=commit.rows,
-            loss=round(commit.loss, 6) if math.isfinite(commit.loss) else None,
-            seconds=commit.seconds,  # to the last digit: what a scheme makes of workers' speeds can then be made again
-            live=len(self._center.live),
-            **self._further(commit),
-        )
-
-    def _further(self, commit: Commit) -> dict[str, Any]:
-        """What only some runs have to say of a commit."""
-        assert self._center is not None
-        more: dict[str, Any] = {}
+        center = self._center
+        assert center is not None
+        told: dict[str, Any] = {"clock": center.state.clock}
+        _tell(told, commit)
+        told["staleness"] = commit.staleness
+        told["rows"] = commit.rows
+        told["loss"] = round(commit.loss, 6) if math.isfinite(commit.loss) else None
+        told["seconds"] = commit.seconds  # to the last digit: what a scheme makes of workers' speeds can then be made again
+        told["live"] = len(center.live)
         if math.isfinite(commit.distance):
-            more["distance"] = float(f"{commit.distance:.6g}")
+            told["distance"] = float(f"{commit.distance:.6g}")
         if commit.path is not None:
-            more["path"] = [list(point) for point in commit.path]
-        if is_drawn(self._center.value.numel(), self._center.workers):
-            more["center"] = self._center.value.tolist()
-        return more
+            told["path"] = [list(point) for point in commit.path]
+        if self._drawn:
+            told["center"] = center.value.tolist()
+        self._emit("commit", told)
 
     def _refused(self, commit: Commit, why: str) -> None:
         self.emit(
@@ -346,17 +343,20 @@ class Session:
 
 def _told(commit: Commit) -> dict[str, Any]:
     """What is needed to make a commit again: who made it, of what, from which center, and when it came."""
-    told = {
-        "worker": commit.worker,
-        "incarnation": commit.incarnation,
-        "sequence": commit.sequence,
-        "version": commit.version,
-        "steps": commit.steps,
-        "batches": fold(commit.batches),
-        "arrived": commit.arrived,
-    }
+    told: dict[str, Any] = {}
+    _tell(told, commit)
+    return told
+
+
+def _tell(told: dict[str, Any], commit: Commit) -> None:
+    told["worker"] = commit.worker
+    told["incarnation"] = commit.incarnation
+    told["sequence"] = commit.sequence
+    told["version"] = commit.version
+    told["steps"] = commit.steps
+    told["batches"] = fold(commit.batches)
+    told["arrived"] = commit.arrived
     if commit.saw != commit.version:
         told["saw"] = commit.saw
     if commit.pulls:
         told["pulls"] = list(commit.pulls)
-    return told

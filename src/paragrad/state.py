@@ -36,7 +36,7 @@ class State:
 
     def last(self, worker: int) -> int:
         """The sequence of the worker's last applied commit."""
-        return int(self.numbers[1 + worker])
+        return self.numbers.item(1 + worker)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of what a checkpoint holds of it."""
@@ -91,22 +91,30 @@ class TwoBuffers:
             self.both[1].value = self.both[0].value
         self.now = self.both[0]
         """The state that is read."""
+        self._last: list[tuple[int, int]] = []
+        """Worker and sequence of the last flip's commits: all that the spare's numbers lack."""
 
     def begin(self) -> tuple[State, State]:
         """The state now, and the spare one to write the next into: from here on a reader of the spare must try again."""
-        self.control[1] = self.control[0] + 2
+        self.control[1] = self.control.item(0) + 2
         return self.now, self._spare
 
     def flip(self, commits: Sequence[Commit]) -> None:
         """The spare, its value and slots written, becomes the state that is read: one number is moved."""
-        now, spare = self.now, self._spare
-        spare.numbers[:] = now.numbers
-        spare.clock = now.clock + 1
-        spare.numbers[0] = spare.clock
-        for commit in commits:
-            spare.numbers[1 + commit.worker] = commit.sequence
+        spare = self._spare
+        numbers, now = spare.numbers, [(commit.worker, commit.sequence) for commit in commits]
+        for worker, sequence in self._last + now:
+            numbers[1 + worker] = sequence
+        spare.clock = numbers[0] = self.now.clock + 1
+        self._last = now
         self.control[0] += 1
         self.now = spare
+
+    def load(self, tensors: Mapping[str, torch.Tensor], clock: int, ledger: Sequence[int]) -> None:
+        """Go on from what a checkpoint holds."""
+        for state in self.both:
+            state.load(tensors, clock, ledger)
+        self._last = []
 
     @property
     def _spare(self) -> State:

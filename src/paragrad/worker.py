@@ -89,7 +89,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
     reply = yield Join()
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
-    early, fetch, fresh, overlap = scheme.early, scheme.fetch, scheme.fresh, scheme.overlap
+    early, fetch, fresh, overlap, slotted = scheme.early, scheme.fetch, scheme.fresh, scheme.overlap, bool(me.slots)
     drawn = is_drawn(me.local.numel(), me.workers) and not scheme.aliased
     measured = Odometer(reply.value) if distances and scheme.answers == "center" and not scheme.aliased else None
     if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
@@ -115,7 +115,10 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             assert isinstance(done, Done)
             del leased[:count]
             used += taken
-            window.add(done)
+            if window.steps:
+                window.add(done)
+            else:
+                window = done
             me.total += done.steps
             me.steps, me.lr, me.moved, me.busy = window.steps, done.lr, done.moved, done.busy
             if early and not scheme.go_on(me):
@@ -127,7 +130,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             pulled = yield from _pull(pulls)
             me.center = pulled.value
         last += 1
-        before = {name: slot.clone() for name, slot in me.slots.items()} if me.slots else {}
+        before = {name: slot.clone() for name, slot in me.slots.items()} if slotted else {}
         commit = _commit(scheme, me, window, used, incarnation=incarnation, sequence=last)
         commit.pulls, commit.saw = tuple(pulls), reply.version
         if measured is not None:
@@ -156,8 +159,11 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
                 seen = pulled.clock + 1 if pulled is not None else reply.version
                 # A window of which steps were made while the commit was in flight began from what was adopted before.
                 me.version, adopted = (adopted if used else seen), seen
-            # An answer that is given again, after the first was lost, names all that the worker holds.
-            leased += [position for position in reply.batches if position not in leased and position not in used]
+            if leased or used:
+                # An answer that is given again, after the first was lost, names all that the worker holds.
+                leased += [position for position in reply.batches if position not in leased and position not in used]
+            else:
+                leased += reply.batches
         else:
             me.slots.update(before)
             if not kernels.finite(me.local):
@@ -190,7 +196,7 @@ def _pull(pulls: list[int]) -> Generator[Request, Answer, Pulled]:
 
 def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incarnation: int, sequence: int) -> Commit:
     # In a round all commit the same fragment; alone, each worker its own next one.
-    parts = scheme.parts
+    parts, sends = scheme.parts, scheme.sends
     part = 0 if parts == 1 else (me.version if scheme.quorum(me.workers) > 1 else me.commits) % parts
     vectors = torch.empty(0, dtype=me.local.dtype) if scheme.aliased else scheme.commit(me)
     value, *further = vectors if isinstance(vectors, tuple) else (vectors,)
@@ -205,7 +211,7 @@ def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incar
         sequence=sequence,
         version=me.version,
         value=value,
-        also=dict(zip(scheme.sends, further, strict=True)),
+        also=dict(zip(sends, further, strict=True)) if sends or further else {},
         steps=window.steps,
         weight=window.weight,
         rows=window.rows,

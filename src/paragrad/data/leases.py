@@ -21,22 +21,16 @@ class Leases:
         self.workers = workers
         self.stolen = stolen
         self.used = 0
+        self.total = batches * epochs
+        """Positions in the whole stream."""
         self._columns = 1 if stolen else workers
+        self._rounds = -(-batches // self._columns)
         self._cursors = [0] * self._columns
         self._held: list[list[int]] = [[] for _ in range(workers)]
         self._returned: list[list[int]] = [[] for _ in range(workers)]
         self._orphans: list[int] = []
         self._loose = 0
         """How many positions have been returned and not been taken again."""
-
-    @property
-    def total(self) -> int:
-        """Positions in the whole stream."""
-        return self.batches * self.epochs
-
-    @property
-    def _rounds(self) -> int:
-        return -(-self.batches // self._columns)
 
     def held(self, worker: int) -> Batches:
         """What this worker has on lease, in the order in which it was given."""
