@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from paragrad.learners.learner import Learner as Learner
     from paragrad.learners.learner import Step as Step
     from paragrad.learners.torch import TorchLearner as TorchLearner
+    from paragrad.optim.choice import Optimizer as Optimizer
+    from paragrad.optim.conjugate import ConjugateGradient as ConjugateGradient
     from paragrad.replay import Replayed as Replayed
     from paragrad.replay import replay as replay
     from paragrad.replica import Replica as Replica
@@ -81,6 +83,8 @@ _HOMES = {
     "Source": "data.source",
     "Replica": "replica",
     "TorchLearner": "learners.torch",
+    "Optimizer": "optim.choice",
+    "ConjugateGradient": "optim.conjugate",
     "check_scheme": "check",
     "CenterView": "types",
     "Commit": "types",

@@ -47,6 +47,8 @@ class _Pending:
     placed: bool = False
     sits_out: int | None = None
     """The clock of a round that has nothing for this worker."""
+    progress: float | None = None
+    """What was said of the progress of the run, where it was answered before: the same is said again."""
 
 
 def check_quorum(scheme: Scheme, workers: int) -> int:
@@ -361,10 +363,12 @@ class Center:
                 self._refusals[worker] += 1
                 self.refused(commit, "not finite")
                 if self._refusals[worker] >= PATIENCE:
+                    name = self.scheme.name
+                    other = "" if name == "agn" else f", or choose a scheme that normalises its commits (agn) instead of {name}"
                     raise Diverged(
                         f"Training diverged: worker {worker} committed NaN or infinity {PATIENCE} times in a row, at update "
-                        f"{self.clock}. The center keeps its last finite weights. Lower the learning rate, or choose a scheme "
-                        f"that normalises its commits (agn) instead of {self.scheme.name}."
+                        f"{self.clock}. The center keeps its last finite weights. Lower the learning rate, or clip gradients "
+                        f"(clip_norm){other}."
                     )
             if self._replaced(commit) or worker not in self.live:
                 # Nobody waits for its answer; a replacement has leases of its own, or will have them.
@@ -433,7 +437,8 @@ class Center:
         last = state.last(worker)
         if self._round:
             last = max([last, *(commit.sequence for commit in self._round if commit.worker == worker)])
-        self._given[worker] = _Pending(owed.sequence, own=own, version=version, applied=owed.applied)
+        progress = self.progress if owed.progress is None else owed.progress
+        self._given[worker] = _Pending(owed.sequence, own=own, version=version, applied=owed.applied, progress=progress)
         return Reply(
             worker=worker,
             sequence=owed.sequence,
@@ -445,7 +450,7 @@ class Center:
             placed=own and owed.placed,
             last=last,
             done=not batches and self.leases.count(worker) <= self._in_round(worker),
-            progress=self.progress,
+            progress=progress,
             buffers=state.buffers,
             integers=state.integers,
         )

@@ -35,6 +35,11 @@ class Job:
         name = type(self.scheme).__name__
         if self.scheme.ships == "gradient" and not isinstance(learner, StepsAtCenter):
             raise UsageError(f"{name} ships gradients, so the Learner needs a center_optimizer() method.")
+        if self.scheme.ships == "gradient" and getattr(learner, "searches", False):
+            raise UsageError(
+                f"{name} ships gradients, one for a step, but the optimiser evaluates the loss at several points for a step. "
+                "Take a scheme whose workers make the steps (modelaveraging, agn), or an optimiser such as adam."
+            )
         if self.scheme.apart and not isinstance(learner, Scatters):
             raise UsageError(f"The workers of {self.scheme!r} start apart, so the Learner needs a scatter(seed) method.")
 

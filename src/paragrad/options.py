@@ -18,7 +18,7 @@ from paragrad.errors import UsageError, unknown
 
 PLAIN = re.compile(r"[\w.:/+@-]+")
 """Text that stands for itself; other text is quoted as in Python."""
-WORD = re.compile(r"[A-Za-z_]\w*")
+WORD = re.compile(r"[A-Za-z_][\w-]*")
 APART = "apart"
 """Mark, in a field's metadata, of what is no part of the text: it is an option of its own, with a form of its own."""
 CONSTANTS = {"true": True, "false": False, "none": None}
@@ -28,6 +28,9 @@ CONFIG: Mapping[str, type | UnionType] = {
     "model": str,
     "loss": str,
     "optimizer": str,
+    "schedule": str,
+    "clip_norm": float,
+    "clip_value": float,
     "scheme": str,
     "engine": str,
     "cluster": str | dict,

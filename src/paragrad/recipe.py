@@ -20,7 +20,7 @@ HOLDOUT = 0.2
 
 def build(settings: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """The model, made for the shape of the rows; and the rows, as ``train`` takes them, with what to say of them."""
-    for key in ("model", "loss", "optimizer"):
+    for key in ("model", "loss", "optimizer", "schedule"):
         if str(settings.get(key)).startswith("python:"):
             raise UsageError(f"{key} = {settings[key]!r} was made in Python, which a run.toml cannot repeat: give --{key}.")
     seed, holdout = settings["seed"], settings.get("holdout")

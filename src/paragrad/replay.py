@@ -25,6 +25,7 @@ from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import Loss
+from paragrad.optim.choice import SETTINGS, Optimizer
 from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
 from paragrad.train import EVALUATION_BATCH, digest, learner_factory, trained
@@ -127,8 +128,11 @@ def replay(
         source = _source(settings, model, data, holdout)
     _check_data(source.train, start, directory)
     loss = _given("loss", loss, settings, directory)
-    optimizer = _given("optimizer", optimizer, settings, directory)
-    make = learner_factory(model, loss, optimizer or "adam", None, source, scheme, [])
+    if optimizer is None:
+        _given("optimizer", None, settings, directory)
+        _given("schedule", None, settings, directory)
+        optimizer = Optimizer.from_settings(settings)
+    make = learner_factory(model, loss, optimizer, None, source, scheme, [])
     plan = Plan(rows=len(source.train), batch_size=start["batch_size"], epochs=start["epochs"], seed=start["seed"])
     job = Job(scheme, make, source.train, None, plan, EVALUATION_BATCH, distances=start["distances"])
     learner = make("cpu")
@@ -238,11 +242,12 @@ def _read(directory: Path) -> tuple[dict[str, Any], History]:
         raise UsageError(f"The record in {str(directory)!r} does not say how its run began: there is nothing to replay.")
     first = history.attempts[0].start
     for attempt in history.attempts:
-        for key in ("loss", "optimizer"):
-            if attempt.start[key] != first[key]:
+        for key in ("loss", *SETTINGS):
+            began, went_on = first.get(key), attempt.start.get(key)
+            if went_on != began:
                 raise UsageError(
-                    f"The run in {directory} began with {key} {first[key]!r} and went on with {attempt.start[key]!r}: such a "
-                    "run cannot be replayed."
+                    f"The run in {directory} began with {key} {began!r} and went on with {went_on!r}: such a run cannot be "
+                    "replayed."
                 )
     return settings, history
 
@@ -289,7 +294,8 @@ def _given(key: str, given: Any, settings: Mapping[str, Any], directory: Path) -
     """What was given, or what run.toml says."""
     value = settings.get(key) if given is None else given
     if isinstance(value, str) and value.startswith("python:"):
-        call = "pg.replay(directory, model, data)" if key == "model" else f"pg.replay(directory, model, data, {key}=...)"
+        also = {"model": "", "schedule": ", optimizer=pg.Optimizer(...)"}.get(key, f", {key}=...")
+        call = f"pg.replay(directory, model, data{also})"
         raise UsageError(
             f"The {key} of the run in {directory} was made in Python ({value}), which a run.toml cannot repeat: call {call} in "
             f"Python, with the {key} that was given to pg.train."
@@ -300,7 +306,7 @@ def _given(key: str, given: Any, settings: Mapping[str, Any], directory: Path) -
 def _from_recipe(
     settings: Mapping[str, Any], data: Any, holdout: float | None, directory: Path
 ) -> tuple[nn.Module, load.Split]:
-    for key in ("model", "loss", "optimizer"):
+    for key in ("model", "loss", "optimizer", "schedule"):
         _given(key, None, settings, directory)
     changed = {key: value for key, value in (("data", data), ("holdout", holdout)) if value is not None}
     model, rows = recipe.build({"loss": None, **settings, **changed})

@@ -60,7 +60,7 @@ class Run:
     stop: Stop = field(default_factory=Stop)
     callbacks: tuple[Callback, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
-    """How the command line spelled data, model, loss and optimizer, so that run.toml can repeat the run."""
+    """How the command line spelled data, model and loss, so that run.toml can repeat the run."""
 
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "validate_every"):

@@ -24,7 +24,8 @@ from paragrad.errors import Interrupted, NotWritten, ParagradError, UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import Loss, Metric, TorchLearner, call, split
-from paragrad.optim.optimizer import OptimizerLike, factory
+from paragrad.optim.choice import SETTINGS, Optimizer, spelling
+from paragrad.optim.optimizer import OptimizerLike, prepared
 from paragrad.result import Result
 from paragrad.run import Run
 from paragrad.schemes.agn import AGN
@@ -83,7 +84,8 @@ def train(
     validation  like ``data``; or ``holdout``: a share of the rows to keep for it
     loss        a callable (output, target) -> one number, or a name; by default from the kind of target
     metrics     further callables (output, target) -> number, by name
-    optimizer   a name (``"adam:lr=0.001"``), a factory that takes parameters, or one that takes the ``model``
+    optimizer   a name (``"adam:lr=0.001"``), a factory that takes parameters, or one that takes the ``model``; with a
+                learning-rate schedule or gradient clipping: ``pg.Optimizer("adam", schedule="cosine", clip_norm=1.0)``
     scheme      how the workers cooperate, e.g. ``pg.AGN(window=15)``
     engine      where they run, e.g. ``pg.Local(workers=4)``
     batch_size  rows in one worker's mini-batch
@@ -113,8 +115,8 @@ def train(
         _check_fit(learner, parts)
         if scheme.plain_sgd and not learner.is_plain_sgd:
             raise UsageError(
-                f"{type(scheme).__name__} is an equation of plain SGD, but the optimiser is {_spelling(optimizer)}: use "
-                "optimizer='sgd:lr=...' without momentum and weight decay."
+                f"{type(scheme).__name__} is an equation of plain SGD, but the optimiser is {_described(optimizer)}: use "
+                "optimizer='sgd:lr=...' without momentum, weight decay and clipping."
             )
     if run.stop.looks and parts.validation is None:
         raise UsageError("A target or patience needs validation rows: give validation= or holdout=.")
@@ -146,7 +148,7 @@ def train(
             fingerprint=identity["data"],
             weights=digest(learner.weights),
             loss=config.get("loss"),
-            optimizer=config["optimizer"],
+            **{key: config[key] for key in SETTINGS if key in config},
             shards=run.shards,
             distances=run.distances,
             torch=torch.__version__,
@@ -228,9 +230,7 @@ def learner_factory(
             f"The loss has reduction={loss.reduction!r}, but {type(scheme).__name__} averages gradients: "  # type: ignore[union-attr]
             "use reduction='mean' (and scale the learning rate)."
         )
-    if isinstance(optimizer, str):
-        optimizer = factory(*options.parse_fields(optimizer))
-    return _ModuleLearner(model, loss, factory(optimizer), dict(metrics or {}))
+    return _ModuleLearner(model, loss, prepared(optimizer), dict(metrics or {}))
 
 
 class _OwnLearner:
@@ -295,8 +295,8 @@ def _config(
     config: dict[str, Any] = {
         "data": spelled.get("data", data),
         "model": spelled.get("model", model.spelled() if isinstance(model, toys.Toy) else f"python:{type(model).__name__}"),
-        "loss": spelled.get("loss", _spelling(loss)),
-        "optimizer": spelled.get("optimizer", _spelling(optimizer)),
+        "loss": spelled.get("loss", spelling(loss)),
+        **Optimizer.of(optimizer).spelled(),
         "scheme": options.describe(scheme),
         "engine": options.describe(engine),
         "cluster": None if cluster is None else to_config(cluster),
@@ -317,10 +317,9 @@ def _config(
     return {key: value for key, value in config.items() if value is not None or key in meant}
 
 
-def _spelling(thing: Any) -> str | None:
-    if thing is None or isinstance(thing, str):
-        return thing
-    return f"python:{getattr(thing, '__name__', type(thing).__name__)}"
+def _described(optimizer: OptimizerLike) -> str:
+    said = {key: value for key, value in Optimizer.of(optimizer).spelled().items() if value is not None}
+    return ", ".join(str(value) if key == "optimizer" else f"{key}={value}" for key, value in said.items())
 
 
 def _facts(scheme: Scheme, engine: Engine, plan: Plan, learner: Learner) -> dict[str, Any]:

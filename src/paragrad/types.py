@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -193,3 +193,11 @@ class VectorOptimizer(Protocol):
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of ``state``."""
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A learner, or an optimiser of the center, whose learning rate goes by the progress of the run."""
+
+    def set_progress(self, progress: float) -> None:
+        """Take the rate for this share of the run's mini-batches, 0 to 1; asked before each step."""

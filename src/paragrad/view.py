@@ -12,7 +12,7 @@ from paragrad import kernels
 from paragrad.errors import UsageError
 from paragrad.replica import Slots
 from paragrad.state import State
-from paragrad.types import Commit, Vector
+from paragrad.types import Commit, Paced, Vector
 
 if TYPE_CHECKING:
     from paragrad.center import Center
@@ -126,6 +126,8 @@ class View:
             raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center was given no optimiser.")
         value = self.value
         self.center.stepped = True
+        if isinstance(self.center.optimizer, Paced):
+            self.center.optimizer.set_progress(self.center.progress)
         self.center.optimizer.step(value, gradient, scale)
 
     @property

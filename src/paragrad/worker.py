@@ -18,7 +18,7 @@ from paragrad.data.source import Source
 from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import Batches, Commit, Done, Reply, Vector
+from paragrad.types import Batches, Commit, Done, Paced, Reply, Vector
 
 DRAWN, DRAWN_WORKERS = 16, 64
 """Parameters, and workers, up to which a model's path is kept in the record, to be drawn."""
@@ -46,6 +46,14 @@ class Window:
     batches: Batches
     anew: bool = True
     """Begin from the replica's weights; False: go on from where the last piece ended, perhaps with a commit in flight."""
+    progress: float = 0.0
+    """Share of the run's mini-batches that the center had applied, as the worker last heard."""
+    ahead: int = 0
+    """Steps that the worker has made and that are not in it."""
+
+    def progress_at(self, step: int, positions: int) -> float:
+        """The share at a step of this piece, the worker's own steps since it heard included."""
+        return min(1.0, (round(self.progress * positions) + self.ahead + step) / positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
     if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
         yield Scatter()
     leased, last, adopted = list(reply.batches), reply.last, reply.version
-    window, used, pulls = Done(), list[int](), list[int]()
+    window, used, pulls, ahead = Done(), list[int](), list[int](), 0
     while not reply.done or leased:
         scheme.begin(me)
         began = tuple(me.local.tolist()) if drawn else None
@@ -110,7 +118,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
                     anew = True
                 count = min(count, fetch - me.total % fetch)
             taken = tuple(leased[:count])
-            done = yield Window(taken, anew=anew)
+            done = yield Window(taken, anew=anew, progress=reply.progress, ahead=ahead)
             anew = False
             assert isinstance(done, Done)
             del leased[:count]
@@ -120,6 +128,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             else:
                 window = done
             me.total += done.steps
+            ahead += done.steps
             me.steps, me.lr, me.moved, me.busy = window.steps, done.lr, done.moved, done.busy
             if early and not scheme.go_on(me):
                 break
@@ -142,7 +151,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
         if overlap and leased:
             me.at_send = me.local.clone()
             taken = tuple(leased[:overlap])
-            done = yield Window(taken, anew=False)
+            done = yield Window(taken, anew=False, progress=reply.progress, ahead=ahead)
             assert isinstance(done, Done)
             del leased[:overlap]
             window.add(done)
@@ -171,7 +180,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             me.begin_again(reply.value, reply.version)
             adopted = reply.version
             window, used, leased = Done(), [], list(reply.batches)
-        me.at_send = None
+        me.at_send, ahead = None, window.steps
 
 
 class Odometer:
@@ -226,6 +235,7 @@ def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incar
 def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, plan: Plan, request: Window) -> Done:
     """Answer a ``Window`` with one learner: its local steps, or the mean gradient into ``me.gradient``."""
     done = Done(lr=learner.lr)
+    paced = learner if isinstance(learner, Paced) else None
     began = time.perf_counter()
     coarse = learner.spread() if request.anew or scheme.early else False
     if coarse and request.anew:
@@ -235,6 +245,8 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
         rows = plan.rows_of(position)
         seed_everything(plan.seed_of(position))
         batch = source.batch(rows)
+        if paced is not None:
+            paced.set_progress(progress_of(scheme, request, done.steps, plan))
         if scheme.ships == "gradient":
             step = learner.gradient(batch, me.gradient, accumulate=done.weight)
         else:
@@ -251,6 +263,13 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
     done.lr = learner.lr
     done.seconds = time.perf_counter() - began
     return done
+
+
+def progress_of(scheme: Scheme, request: Window, step: int, plan: Plan) -> float:
+    """The share of the run at a step of a window, for learning-rate schedules."""
+    if scheme.plain_sgd:  # its equation has one rate for all steps of a commit
+        return request.progress
+    return request.progress_at(step, plan.positions)
 
 
 def seed_everything(seed: int) -> None:

@@ -55,9 +55,9 @@ def test_every_cluster_is_listed_with_its_fields_and_faults() -> None:
 def test_data_models_losses_and_optimisers_are_listed() -> None:
     assert "digits" in said("data")
     listed = said("models")
-    for name in ("resnet8", "crossentropy", "adamw", "weight_decay"):
+    for name in ("resnet8", "crossentropy", "adamw", "weight_decay", "lbfgs", "cosine", "warmup"):
         assert name in listed
-    assert "lbfgs" not in listed
+    assert "sparseadam" not in listed
 
 
 def test_a_docstring_flows() -> None:

@@ -63,3 +63,12 @@ def test_a_thousand_workers_twice_give_the_same_bytes(tmp_path, precision):
         )
         kept.append([(tmp_path / name / file).read_bytes() for file in ("record.jsonl", "model.safetensors")])
     assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("scheme", [pg.AGN(window=4), pg.SyncSGD(), pg.ModelAveraging(window=3)], ids=repr)
+@pytest.mark.parametrize("optimizer", ["sgd:lr=0.1", "adam:lr=0.01"])
+def test_schedules_and_clipping_are_those_of_the_cpu(scheme, optimizer):
+    chosen = pg.Optimizer(optimizer, schedule="cosine:warmup=0.1", clip_norm=0.2)
+    job = job_of(scheme, optimizer=chosen, epochs=8)  # long enough for steps to become CUDA graphs
+    there, here = simulate(job, cluster=JITTER, device="cuda"), simulate(job, cluster=JITTER, together=False)
+    assert same(there.center.value.cpu(), here.center.value)

@@ -96,10 +96,9 @@ def test_muon_steps_matrices() -> None:
     assert learner.lr == 0.01
 
 
-@pytest.mark.parametrize("name", ["lbfgs", "sparseadam"])
-def test_optimizers_that_cannot_be_exchanged_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"use Adam|such as Adam"):
-        TorchLearner(net(), nn.CrossEntropyLoss(), name)
+def test_an_optimizer_that_cannot_be_exchanged_is_refused() -> None:
+    with pytest.raises(UsageError, match="use Adam"):
+        TorchLearner(net(), nn.CrossEntropyLoss(), "sparseadam")
 
 
 def test_a_factory_may_sort_the_models_parameters_into_groups() -> None:

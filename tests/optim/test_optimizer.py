@@ -56,7 +56,6 @@ def test_what_is_no_optimizer_is_refused(given: object, message: str) -> None:
     [
         (factory("adam:lr=-1"), "'adam' with {'lr': -1} cannot be made"),
         (factory("muon"), "cannot be made"),
-        (torch.optim.LBFGS, "LBFGS calls a closure"),
         (torch.optim.SparseAdam, "use Adam"),
         (lambda parameters: None, "returned NoneType"),
         (lambda parameters: torch.optim.SGD(net().parameters()), "tensors of another model"),

@@ -80,7 +80,27 @@ def train(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME:FIELD=VALUE,...", help="Any of torch.optim, as adam:lr=0.001. \\[default: adam]", rich_help_panel=WHAT
+            metavar="NAME:FIELD=VALUE,...",
+            help="Any of torch.optim, as adam:lr=0.001, or cg (see: paragrad models). \\[default: adam]",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUE,...",
+            help="How the learning rate goes by the progress of the run, as cosine:warmup=0.05 (see: paragrad models).",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(parser=number, metavar="NORM|none", help="Scale longer gradients down to it.", rich_help_panel=WHAT),
+    ] = None,
+    clip_value: Annotated[
+        float | None,
+        typer.Option(
+            parser=number, metavar="VALUE|none", help="Cut gradients off at it, element by element.", rich_help_panel=WHAT
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. \\[default: 1]", rich_help_panel=WHAT)] = None,
@@ -284,11 +304,14 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
     )
     display = Display(quiet=quiet, max_seconds=stop.seconds)
     rhythm = {key: settings[key] for key in ("checkpoint_every", "validate_every", "shards", "distances") if key in settings}
-    spelled = {key: settings[key] for key in ("data", "model", "loss", "optimizer") if settings.get(key) is not None}
+    spelled = {key: settings[key] for key in ("data", "model", "loss") if settings.get(key) is not None}
     run = Run(out=settings.get("out"), resume=resume, stop=stop, callbacks=(display,), spelled=spelled, **rhythm)  # type: ignore[arg-type]
 
+    from paragrad.optim.choice import Optimizer
     from paragrad.recipe import build
     from paragrad.train import train as begin
+
+    optimizer = Optimizer.from_settings(settings)
 
     engine.prepare()
     try:
@@ -298,7 +321,7 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
         result = begin(
             model,
             loss=settings.get("loss"),
-            optimizer=settings["optimizer"],
+            optimizer=optimizer,
             scheme=scheme,
             engine=engine,
             epochs=settings["epochs"],

@@ -15,7 +15,7 @@ from paragrad.learners.stepper import Precision
 from paragrad.learners.torch import TorchLearner
 from paragrad.replica import Replica
 from paragrad.types import Done, Vector
-from paragrad.worker import Window, run_window
+from paragrad.worker import Window, progress_of, run_window
 
 
 @dataclass(slots=True)
@@ -119,6 +119,7 @@ class Together:
         self, job: Job, learner: TorchLearner, workers: int, device: str, *, precision: Precision, chunk: int | None
     ) -> None:
         self._job = job
+        self._paced = learner.chosen.schedule is not None
         self.rows = TorchRows(
             learner,
             workers,
@@ -148,9 +149,14 @@ class Together:
         self.rows.warm_up()
 
     def compute(self, due: Sequence[Due]) -> None:
-        tasks = [Task(window.me.rank, window.request.batches) for window in due]
+        tasks = [Task(window.me.rank, window.request.batches, self._progress(window.request)) for window in due]
         for window, done in zip(due, self.rows.run(tasks), strict=True):
             window.done = done
+
+    def _progress(self, request: Window) -> tuple[float, ...]:
+        if not self._paced:
+            return ()
+        return tuple(progress_of(self._job.scheme, request, step, self._job.plan) for step in range(len(request.batches)))
 
     def begin_anew(self, rank: int) -> None:
         self.rows.forget(rank)

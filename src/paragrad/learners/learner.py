@@ -24,7 +24,8 @@ class Step:
 class Learner(Protocol):
     """One model as local steps on one flat vector; ``pg.train`` takes a function that makes one.
 
-    What more it may be able to do are protocols of their own, below: an engine looks whether they are there.
+    What more it may be able to do are protocols of their own, below (and ``types.Paced``: a learning rate that goes by the
+    progress of the run): an engine looks whether they are there.
     """
 
     @property

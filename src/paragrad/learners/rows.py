@@ -39,6 +39,8 @@ class Task:
 
     row: int
     batches: Batches
+    progress: tuple[float, ...] = ()
+    """The share of the run at each of its steps, for a learning-rate schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class TorchRows:
         self.chunk = min(chunk or count, count)
         self._stepper = Stepper(learner, self.device, gradients=gradients, precision=precision, most=self.chunk)
         self.optimizer = self._stepper.optimizer
+        self._chosen = learner.chosen
         self._gradients = gradients
         self._measured = measured
         self._precision = precision
@@ -91,6 +94,8 @@ class TorchRows:
             for k, fill in enumerate(self.optimizer.slots if not gradients else ()):
                 tensors[f"slot{k}"] = rows(self._width, number, fill=fill)
             tensors["steps"] = torch.zeros(number, dtype=torch.float32, device=self.device)
+            if self._stepper.scheduled:
+                tensors["rates"] = torch.zeros(number, dtype=torch.float64, device=self.device)
             if gradients:
                 tensors["gradients"] = rows(self._width, number)
                 tensors["joined"] = torch.zeros(number, dtype=torch.float64, device=self.device)
@@ -183,10 +188,20 @@ class TorchRows:
         found: list[Found] = []
         for step in range(len(tasks[0].batches)):
             active = sum(1 for task in tasks if len(task.batches) > step)
+            if self._chosen.schedule is not None:
+                self._set_rates(home, tasks[:active], step, outcomes)
             found += self._step(home, rows[step, :active], sizes[step][:active], step > 0, outcomes)
         if not direct:
             self._move(index, home, back=True)
         self._tell(found, outcomes)
+
+    def _set_rates(self, home: str, tasks: list[Task], step: int, outcomes: list[Done]) -> None:
+        """Each row's learning rate at this step of its window."""
+        rates = [self.lr * self._chosen.factor(task.progress[step] if task.progress else 0.0) for task in tasks]
+        if self._stepper.scheduled:
+            self._place(home)["rates"][: len(rates)] = torch.tensor(rates, dtype=torch.float64, device=self.device)
+        for outcome, rate in zip(outcomes, rates, strict=False):
+            outcome.lr = rate
 
     def _rows_of(self, tasks: list[Task]) -> tuple[torch.Tensor, list[list[int]]]:
         """(step, task, place in the mini-batch) -> row of the data, on the device; and how many of these count."""

@@ -62,6 +62,9 @@ class Stepper:
         optimizer = rows_of(learner.torch_optimizer)
         assert optimizer is not None, "why_not was not asked"
         self.optimizer: RowOptimizer = optimizer
+        self._chosen = learner.chosen
+        self.scheduled = learner.chosen.schedule is not None and not gradients
+        """Whether each row has a learning rate of its own."""
         self.pieces = learner.pieces
         self._module = copy.deepcopy(learner.module).to(device).requires_grad_(False)
         self._module.train()
@@ -123,7 +126,7 @@ class Stepper:
             self._looked = True
             every = {k for pair in self._linears for k in pair if k is not None} == set(range(len(self._names["weights"])))
             plain = self.optimizer.plain and not self._gradients and self._precision != "bf16"
-            self._at_once = every and plain and not also
+            self._at_once = every and plain and not also and not self.scheduled and not self._chosen.clips
 
     def _gradient_of(self, stack: Stack, joined: bool) -> torch.Tensor:
         """Where the step's gradients are written, a row for each replica."""
@@ -189,9 +192,11 @@ class Stepper:
 
     def _update(self, stack: Stack, gradient: torch.Tensor) -> None:
         """One step of every row's optimiser; by torch's own kernel for lists of tensors where it has one."""
-        if self.optimizer.fused is None or self._device.type != "cuda":
+        self._chosen.clip_rows(gradient)
+        if self.optimizer.fused is None or self._device.type != "cuda" or self.scheduled:
             slots = [stack.tensors[f"slot{k}"] for k in range(len(self.optimizer.slots))]
-            self.optimizer.step(stack.tensors["weights"], gradient, slots, stack.steps.view(-1, 1))
+            rates = stack.tensors["rates"].view(-1, 1) if self.scheduled else None
+            self.optimizer.step(stack.tensors["weights"], gradient, slots, stack.steps.view(-1, 1), rates)
             return
         o = self.optimizer.options
         made = stack.steps + 1

@@ -15,7 +15,9 @@ from paragrad.data.source import Source, all_rows, leaves, mapped, target_key
 from paragrad.errors import UsageError
 from paragrad.flat import Flat, Piece, floating_buffers, integer_buffers, trained
 from paragrad.learners.learner import Step
-from paragrad.optim.optimizer import CenterOptimizer, FlatOptimizer, OptimizerLike, factory
+from paragrad.learners.looks import Looks
+from paragrad.optim.choice import Optimizer
+from paragrad.optim.optimizer import CenterOptimizer, FlatOptimizer, OptimizerLike, prepared
 from paragrad.types import Vector
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
@@ -44,7 +46,7 @@ class TorchLearner:
         self.device = torch.device(device)
         self.loss = copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
         self.metrics = dict(metrics or {})
-        self._make = factory(optimizer)
+        self._chosen = prepared(optimizer)
         self._weights = Flat(trained(self.module))
         self._buffers = Flat(floating_buffers(self.module), kind="buffer")
         self._integers = Flat(integer_buffers(self.module), kind="buffer")
@@ -55,7 +57,7 @@ class TorchLearner:
             for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False)
             if id(buffer) in kept
         ]
-        self._optimizer = FlatOptimizer(self._make, self.module, self._weights)
+        self._optimizer = FlatOptimizer(self._chosen, self.module, self._weights)
         self.module.train()
 
     # -- the vectors ----------------------------------------------------------------------------------------
@@ -79,6 +81,20 @@ class TorchLearner:
     def lr(self) -> float:
         """The learning rate now."""
         return self._optimizer.lr
+
+    def set_progress(self, progress: float) -> None:
+        """Take the learning rate for this share of the run."""
+        self._optimizer.set_progress(progress)
+
+    @property
+    def chosen(self) -> Optimizer:
+        """The optimiser as it was chosen, with schedule and clipping."""
+        return self._chosen
+
+    @property
+    def searches(self) -> bool:
+        """Whether the optimiser evaluates the loss at several points for one step."""
+        return self._optimizer.searches
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
@@ -120,7 +136,7 @@ class TorchLearner:
     def alias(self, vector: Vector) -> None:
         """Let the parameters be views of this vector; its contents count."""
         self._weights.move_to(vector)
-        self._optimizer = FlatOptimizer(self._make, self.module, self._weights)
+        self._optimizer = FlatOptimizer(self._chosen, self.module, self._weights)
 
     def check(self) -> None:
         """Raise where a parameter no longer lies in the vector."""
@@ -144,6 +160,10 @@ class TorchLearner:
 
     def step(self, batch: Any) -> Step:
         """One step of the local optimiser."""
+        if self._optimizer.searches:
+            looks = Looks(lambda: self._backward(batch), self.collect, [self._buffers, self._integers], self.device)
+            self._optimizer.search(looks)
+            return looks.settled(type(self.torch_optimizer).__name__)
         result = self._backward(batch)
         self._optimizer.step()
         return result
@@ -262,7 +282,7 @@ class TorchLearner:
         # In the workers' order, which goes by dtype first: here all are of one.
         pieces = [(piece.name, now[piece.name]) for piece in self._weights.pieces]
         weights = Flat(pieces, home=pieces[0][1].device)
-        return CenterOptimizer(self._make, module, weights)
+        return CenterOptimizer(self._chosen, module, weights)
 
 
 def _refuse_loss(loss: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -12,11 +13,16 @@ from torch import nn
 
 from paragrad.errors import UsageError, unknown
 from paragrad.flat import Flat
+from paragrad.optim.choice import Factory, Optimizer
+from paragrad.optim.conjugate import ConjugateGradient
 from paragrad.options import parse_fields
 from paragrad.types import Vector
 
-OptimizerLike: TypeAlias = str | Callable[..., torch.optim.Optimizer]
-"""A name with fields (``"adam:lr=0.001"``), or a factory that takes the parameters, or one that takes the ``model``."""
+OptimizerLike: TypeAlias = Factory | Optimizer
+"""A name or a factory; or either with a schedule and clipping."""
+
+OWN: Mapping[str, type[torch.optim.Optimizer]] = {"cg": ConjugateGradient}
+"""Those that torch lacks."""
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Rprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD")
 """torch optimisers that do the same on one flat vector as on its pieces (seen bit-equal)."""
@@ -30,15 +36,21 @@ for each tensor. With many small tensors the calls weigh more.
 
 
 def names() -> dict[str, type[torch.optim.Optimizer]]:
-    """The optimisers of torch by lower-case name."""
-    found = {}
+    """The optimisers of torch by lower-case name, and our own."""
+    found = dict(OWN)
     for name, thing in vars(torch.optim).items():
         if isinstance(thing, type) and issubclass(thing, torch.optim.Optimizer) and thing is not torch.optim.Optimizer:
             found[name.lower()] = thing
     return found
 
 
-def factory(optimizer: OptimizerLike, fields: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:
+def prepared(optimizer: OptimizerLike) -> Optimizer:
+    """The same with a factory in the place of a name; raises where there is none of that name."""
+    chosen = Optimizer.of(optimizer)
+    return replace(chosen, optimizer=factory(chosen.optimizer))
+
+
+def factory(optimizer: Factory, fields: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:
     """The factory behind a name; a callable is its own."""
     if not isinstance(optimizer, str):
         if not callable(optimizer):
@@ -88,11 +100,13 @@ class FlatOptimizer:
     gradient of a parameter that a batch does not use is zero, where plain PyTorch has none and passes it over.
     """
 
-    def __init__(self, make: Callable[..., torch.optim.Optimizer], module: nn.Module, weights: Flat) -> None:
+    def __init__(self, optimizer: OptimizerLike, module: nn.Module, weights: Flat) -> None:
+        self.chosen = prepared(optimizer)
+        make: Any = self.chosen.optimizer
         self._weights = weights
         pieces = [piece.tensor for piece in weights.pieces]
         by_model = takes_model(make)
-        self.torch = make(module if by_model else pieces)
+        self.torch: torch.optim.Optimizer = make(module if by_model else pieces)
         _refuse(self.torch, module)
         self.whole: nn.Parameter | None = None
         self.gradient: Vector | None = None
@@ -101,6 +115,27 @@ class FlatOptimizer:
         if small and weights.segment is not None and not by_model and _elementwise(self.torch, pieces):
             self.whole = nn.Parameter(weights.segment)
             self.torch = make([self.whole])
+        self.searches = _needs_closure(self.torch)
+        """Whether a step evaluates the loss at several points, so that it needs a closure."""
+        self._rates: list[Any] = [group.get("lr") for group in self.torch.param_groups]
+        self._check_choice()
+
+    def _check_choice(self) -> None:
+        name, chosen = type(self.torch).__name__, self.chosen
+        if chosen.schedule is not None and None in self._rates:
+            raise UsageError(f"{name} has no learning rate that a schedule could change: leave the schedule out.")
+        if chosen.clips and self.searches:
+            raise UsageError(
+                f"{name} searches along a line, for which it needs the gradient as it is: leave clip_norm and clip_value out."
+            )
+
+    def set_progress(self, progress: float) -> None:
+        """Take the learning rates for this share of the run."""
+        if self.chosen.schedule is None:
+            return
+        factor = self.chosen.factor(progress)
+        for group, rate in zip(self.torch.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
 
     @property
     def lr(self) -> float:
@@ -112,8 +147,10 @@ class FlatOptimizer:
         """Whether a step is ``w - lr * gradient`` and no more, with one rate for all."""
         plain = {"momentum": 0, "weight_decay": 0, "maximize": False, "lr": self.lr}
         groups = self.torch.param_groups
-        return type(self.torch) is torch.optim.SGD and all(
-            group[key] == value for group in groups for key, value in plain.items()
+        return (
+            not self.chosen.clips
+            and type(self.torch) is torch.optim.SGD
+            and all(group[key] == value for group in groups for key, value in plain.items())
         )
 
     def clear(self) -> None:
@@ -141,7 +178,13 @@ class FlatOptimizer:
 
     def step(self) -> None:
         """One step from the gradient of the last backward pass."""
+        if self.chosen.clips:
+            self.chosen.clip([piece.tensor for piece in self._weights.pieces])
         self.torch.step()
+
+    def search(self, closure: Callable[[], float]) -> None:
+        """One step of an optimiser that evaluates the loss itself; ``closure`` computes it and its gradient."""
+        self.torch.step(closure)
 
     def gather(self, out: Vector) -> None:
         """The gradient of the last backward pass, as one vector."""
@@ -162,6 +205,8 @@ class FlatOptimizer:
             for key, value in self.torch.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     tensors[f"{index}.{key}"] = value
+                elif isinstance(value, list) and all(isinstance(item, torch.Tensor) for item in value):
+                    tensors |= {f"{index}.{key}[{place}]": item for place, item in enumerate(value)}
                 elif isinstance(value, int | float):
                     tensors[f"{index}.{key}#"] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
         return tensors
@@ -183,7 +228,10 @@ class FlatOptimizer:
             parameter = parameters[int(index)]
             # torch keeps scalars (the step count) on the CPU, and the rest beside the parameter.
             mine = tensor.clone() if tensor.ndim == 0 else tensor.to(parameter.device, copy=True)
-            self.torch.state[parameter][key.removesuffix("#")] = tensor.item() if key.endswith("#") else mine
+            if key.endswith("]"):
+                self.torch.state[parameter].setdefault(key.partition("[")[0], []).append(mine)
+            else:
+                self.torch.state[parameter][key.removesuffix("#")] = tensor.item() if key.endswith("#") else mine
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.torch.param_groups for parameter in group["params"]]
@@ -192,13 +240,22 @@ class FlatOptimizer:
 class CenterOptimizer:
     """The user's optimiser on the center's value: shaped views where the optimiser looks at shapes."""
 
-    def __init__(self, make: Callable[..., torch.optim.Optimizer], module: nn.Module, weights: Flat) -> None:
+    def __init__(self, optimizer: OptimizerLike, module: nn.Module, weights: Flat) -> None:
         self._weights = weights
-        self._inner = FlatOptimizer(make, module, weights)
+        self._inner = FlatOptimizer(optimizer, module, weights)
+
+    def set_progress(self, progress: float) -> None:
+        """Take the learning rates for this share of the run."""
+        self._inner.set_progress(progress)
 
     def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
         """One step on ``vector``, in place."""
         inner = self._inner
+        if inner.chosen.clips:
+            gradient = gradient.clone()  # it may be a worker's own, which others read
+            for piece, view in zip(self._weights.pieces, self._weights.views(gradient), strict=True):
+                piece.tensor.grad = view
+            inner.chosen.clip([piece.tensor for piece in self._weights.pieces])
         if inner.whole is not None:
             inner.whole.data = vector
             inner.whole.grad = gradient
@@ -222,6 +279,11 @@ class CenterOptimizer:
         self._inner.load(state)
 
 
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def _elementwise(optimizer: torch.optim.Optimizer, pieces: list[torch.Tensor]) -> bool:
     """Whether one flat vector is the same to it: of a kind that is so, with all tensors in one group."""
     kind, groups = type(optimizer), optimizer.param_groups
@@ -236,12 +298,6 @@ def _refuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
         raise UsageError(f"The optimizer factory returned {name}, but it must return a torch.optim.Optimizer.")
     if name == "SparseAdam":
         raise UsageError("SparseAdam needs sparse gradients, which a flat vector cannot hold: use Adam.")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if name == "LBFGS" or (closure is not None and closure.default is inspect.Parameter.empty):
-        raise UsageError(
-            f"{name} calls a closure several times a step, which a scheme cannot exchange: choose an optimiser that makes one "
-            "step from one gradient, such as Adam or SGD."
-        )
     mine = {id(parameter) for parameter in module.parameters()}
     if any(id(parameter) not in mine for group in optimizer.param_groups for parameter in group["params"]):
         raise UsageError(

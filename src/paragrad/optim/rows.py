@@ -35,11 +35,20 @@ class RowOptimizer:
         o = self.options
         return self.update is _sgd and not (o["momentum"] or o["weight_decay"] or o["maximize"])
 
-    def step(self, weights: torch.Tensor, gradient: torch.Tensor, slots: Tensors, steps: torch.Tensor) -> None:
-        """One step of every row, in place; ``steps`` has the shape (rows, 1, ...) and is not changed."""
+    def step(
+        self,
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        slots: Tensors,
+        steps: torch.Tensor,
+        rates: torch.Tensor | None = None,
+    ) -> None:
+        """One step of every row, in place; ``steps`` has the shape (rows, 1, ...) and is not changed, nor are ``rates``,
+        each row's own where there is a schedule."""
         if self.options.get("maximize"):
             gradient = gradient.neg()
-        self.update(weights, gradient, slots, steps, self.options)
+        options = self.options if rates is None else {**self.options, "lr": rates}
+        self.update(weights, gradient, slots, steps, options)
 
 
 def rows_of(optimizer: torch.optim.Optimizer) -> RowOptimizer | None:
@@ -60,6 +69,14 @@ def _decayed(weights: torch.Tensor, gradient: torch.Tensor, options: dict[str, A
     return gradient.add(weights, alpha=options["weight_decay"]) if options["weight_decay"] else gradient
 
 
+def _descend(weights: torch.Tensor, step: torch.Tensor, rate: float | torch.Tensor) -> None:
+    """``weights - rate * step``, with one rate for all rows or one for each."""
+    if isinstance(rate, torch.Tensor):
+        weights.sub_(step * rate.to(step.dtype))
+    else:
+        weights.sub_(step, alpha=rate)
+
+
 def _sgd(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor, o: dict[str, Any]) -> None:
     g = _decayed(w, g, o)
     if o["momentum"]:
@@ -69,7 +86,7 @@ def _sgd(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor, 
         new = g if share == 1 else g * (share + (steps == 0).double() * o["dampening"]).to(g.dtype)
         velocity.mul_(o["momentum"]).add_(new)
         g = g.add(velocity, alpha=o["momentum"]) if o["nesterov"] else velocity
-    w.sub_(g, alpha=o["lr"])
+    _descend(w, g, o["lr"])
 
 
 def _adagrad(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor, o: dict[str, Any]) -> None:
@@ -80,7 +97,7 @@ def _adagrad(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tens
     if o["lr_decay"]:
         w.sub_(step * (o["lr"] / (1 + steps.double() * o["lr_decay"])).to(g.dtype))
     else:
-        w.sub_(step, alpha=o["lr"])
+        _descend(w, step, o["lr"])
 
 
 def _rmsprop(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor, o: dict[str, Any]) -> None:
@@ -96,7 +113,9 @@ def _rmsprop(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tens
     if o["momentum"]:
         (velocity,) = rest
         velocity.mul_(o["momentum"]).addcdiv_(g, scale)
-        w.sub_(velocity, alpha=o["lr"])
+        _descend(w, velocity, o["lr"])
+    elif isinstance(o["lr"], torch.Tensor):
+        _descend(w, g / scale, o["lr"])
     else:
         w.addcdiv_(g, scale, value=-o["lr"])
 
@@ -107,13 +126,14 @@ def _adadelta(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Ten
     square.mul_(o["rho"]).addcmul_(g, g, value=1 - o["rho"])
     step = moved.add(o["eps"]).sqrt_().div_(square.add(o["eps"]).sqrt_()).mul_(g)
     moved.mul_(o["rho"]).addcmul_(step, step, value=1 - o["rho"])
-    w.sub_(step, alpha=o["lr"])
+    _descend(w, step, o["lr"])
 
 
 def _adam(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor, o: dict[str, Any]) -> None:
     if o["decoupled_weight_decay"]:
         if o["weight_decay"]:
-            w.mul_(1 - o["lr"] * o["weight_decay"])
+            left = 1 - o["lr"] * o["weight_decay"]
+            w.mul_(left.to(w.dtype) if isinstance(left, torch.Tensor) else left)
     else:
         g = _decayed(w, g, o)
     mean, square, *largest = slots

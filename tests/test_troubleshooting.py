@@ -1,0 +1,159 @@
+"""Every message on the page docs/troubleshooting.md is what a user sees: each is produced here as the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import paragrad as pg
+from paragrad.cli.main import app
+from tests.conftest import Watch
+
+PAGE = (Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_text()
+ENTRIES = dict(re.findall(r"^### (.+?)\n+```text\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL))
+ANYTHING = "…"
+"""What stands on the page for that which differs from run to run."""
+
+
+def typed(arguments: str) -> Callable[[], str]:
+    """What the command line answers."""
+
+    def run() -> str:
+        result = CliRunner().invoke(app, arguments.split(), catch_exceptions=False)
+        assert result.exit_code != 0
+        return result.stderr
+
+    return run
+
+
+def raised(call: Callable[[], object], kind: type[BaseException] = pg.UsageError) -> Callable[[], str]:
+    """What a call in Python raises."""
+
+    def run() -> str:
+        with pytest.raises(kind) as caught:
+            call()
+        return str(caught.value)
+
+    return run
+
+
+def rows(classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(64, 8, generator=generator), torch.arange(64) % classes
+
+
+def net(inputs: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def train(**options: object) -> pg.Result:
+    settings = {"engine": pg.Vector(workers=2), "batch_size": 8, "optimizer": "sgd:lr=0.1", **options}
+    return pg.train(settings.pop("model", net()), settings.pop("data", rows()), **settings)
+
+
+def twice() -> None:
+    for _ in range(2):
+        train(run=pg.Run("runs/mine"))
+
+
+def from_toml() -> str:
+    train(run=pg.Run("runs/mine"))
+    return typed("train runs/mine/run.toml")()
+
+
+def noted(**options: object) -> Callable[[], str]:
+    """What a run says aloud."""
+
+    def run() -> str:
+        watch = Watch()
+        train(**options, run=pg.Run(callbacks=(watch,)))
+        return "\n".join(e.data["message"] for e in watch.events if e.kind in ("note", "warning"))
+
+    return run
+
+
+class Breaks(nn.Module):
+    """Fails at its third mini-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(8, 2), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        if self.calls > 2:
+            raise KeyError("temperature")
+        return self.layer(x)
+
+
+def stopped() -> None:
+    def stop(watch: Watch, event: pg.Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    train(run=pg.Run("runs/mine", callbacks=(Watch(at=2, act=stop),)), epochs=50)
+
+
+def diverging() -> None:
+    x, _ = rows()
+    train(optimizer="sgd:lr=1e38", loss="mse", data=(x, x[:, :2]))
+
+
+def other_columns() -> str:
+    np.savez("rows.npz", x=np.zeros((4, 2)), y=np.zeros(4))
+    return typed("train --data rows.npz")()
+
+
+MESSAGES: dict[str, Callable[[], str]] = {
+    "A name that there is not": typed("train --data digits --scheme agm"),
+    "A field that there is not": typed("train --data digits --optimizer adam:rate=0.001"),
+    "Nothing to train on": typed("train --model mlp"),
+    "An archive without the arrays that are looked for": other_columns,
+    "More workers than mini-batches": typed("train --data digits --workers 50 --batch-size 100"),
+    "The model does not fit the rows": raised(lambda: train(model=net(inputs=9))),
+    "A label without an output": raised(lambda: train(data=rows(classes=3))),
+    "A loss that is a sum": raised(lambda: train(loss=nn.CrossEntropyLoss(reduction="sum"))),
+    "An optimiser object": raised(lambda: train(optimizer=torch.optim.Adam(net().parameters()))),
+    "An optimiser that searches, and a scheme that ships gradients": raised(lambda: train(optimizer="cg", scheme=pg.SyncSGD())),
+    "A schedule without a learning rate": raised(lambda: train(optimizer=pg.Optimizer("cg", schedule="cosine"))),
+    "A scheme that is an equation of plain SGD": raised(lambda: train(optimizer="adam", scheme=pg.OrMo())),
+    "A target without validation": raised(lambda: train(run=pg.Run(stop=pg.Stop(accuracy=0.9)))),
+    "A run directory that is in use": raised(twice),
+    "Nothing to resume": typed("train --resume runs/nowhere"),
+    "A run.toml of a run that was made in Python": from_toml,
+    "A worker's own exception": raised(lambda: train(model=Breaks(), engine=pg.Local(workers=2)), pg.WorkerError),
+    "Training diverges": raised(
+        lambda: train(optimizer="sgd:lr=1e38", loss="mse", data=(rows()[0], rows()[0][:, :2])), pg.Diverged
+    ),
+    "Divergence foretold": noted(scheme=pg.Downpour(window=5), engine=pg.Vector(workers=4)),
+    "A run that was stopped": raised(stopped, pg.Interrupted),
+    "The vector engine computes workers one after another": noted(model=nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 2))),
+    "A cluster on an engine that has none": typed("train --data digits --cluster straggler"),
+}
+
+
+def same(text: str) -> str:
+    """Without regard to where lines are broken."""
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("entry", MESSAGES)
+def test_the_message_on_the_page_is_the_one_that_is_seen(entry: str) -> None:
+    assert entry in ENTRIES, f"docs/troubleshooting.md has no entry {entry!r}"
+    pattern = ".*".join(re.escape(part) for part in same(ENTRIES[entry]).split(ANYTHING))
+    seen = same(MESSAGES[entry]())
+    assert re.search(pattern, seen), seen
+
+
+def test_every_entry_of_the_page_is_produced() -> None:
+    assert set(ENTRIES) == set(MESSAGES)
+    assert all(set(same(text)) - {ANYTHING} for text in ENTRIES.values())
