@@ -13,12 +13,12 @@ LEVELS = [
     {"types", "options", "canvas"},
     {"kernels", "flat", "record", "cluster"},
     {"replica", "run", "state"},
-    {"data", "schemes", "optim", "models", "losses", "toys"},
+    {"data", "schemes", "optim", "models", "losses", "toys", "metrics", "predictions"},
     {"center", "view", "update", "learners", "arrivals", "checkpoint", "tally", "result", "display"},
-    {"job", "directory", "bowl", "analysis", "plot"},
+    {"job", "card", "outputs", "directory", "bowl", "analysis", "plot"},
     {"session", "worker"},
     {"engines"},
-    {"train", "check", "replay", "recipe"},
+    {"train", "check", "replay", "recipe", "trained", "fit"},
     {"cli"},
     {"__main__"},
 ]
@@ -30,7 +30,9 @@ NEVER = {
     "record": {"train", "engines", "session"},
     "analysis": {"train", "engines", "session"},
 }
-HEAVY = {"sklearn", "ray", "pyspark", "mpi4py", "keras", "h5py", "uproot", "pyarrow", "matplotlib"}
+HEAVY = {"sklearn", "ray", "pyspark", "mpi4py", "keras", "h5py", "uproot", "awkward", "pyarrow", "matplotlib"}
+OF_ONE_FILE = {"h5py", "uproot", "awkward", "pyarrow"}
+NEVER_IMPORTED = {"pandas", "polars"}
 
 
 def room_of(path: Path) -> str:
@@ -70,6 +72,13 @@ def test_a_room_imports_only_what_lies_below_it(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_heavy_library_is_not_imported_at_the_top_of_a_file(path):
     assert not {name.split(".")[0] for name in imports(path, top_only=True)} & HEAVY
+
+
+def test_a_library_that_reads_files_is_imported_in_one_file_and_frames_are_told_by_what_they_can_do():
+    used = {path.name: {name.split(".")[0] for name in imports(path)} for path in FILES}
+    for library in OF_ONE_FILE | NEVER_IMPORTED:
+        users = [name for name, libraries in used.items() if library in libraries]
+        assert len(users) == (library in OF_ONE_FILE), (library, users)
 
 
 def test_engines_use_no_lock_queue_or_event_of_multiprocessing():

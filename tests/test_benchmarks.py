@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import cluster, measure, table
+from benchmarks import cluster, measure, stream, table
 from benchmarks.watch import Watched
 from torch import nn
 
@@ -91,3 +91,20 @@ def test_every_scheme_is_tried_with_six_settings() -> None:
 def test_choosing_says_what_the_results_of_the_clusters_say() -> None:
     result = json.loads((measure.RESULTS / "cluster.json").read_text(encoding="utf-8"))
     assert cluster.markdown(result) in cluster.PAGE.read_text(encoding="utf-8"), "run: benchmarks/cluster.py --page"
+
+
+@pytest.mark.parametrize("kind", stream.FORMATS)
+def test_a_file_to_be_streamed_holds_the_rows_that_are_in_memory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "GROUP", 40)
+    make, write = stream.FORMATS[kind]
+    write(tmp_path / "rows", 100)
+    pieces = make(tmp_path / "rows", 100)
+    assert pieces.lengths == [40, 40, 20]
+    for number, count in enumerate(pieces.lengths):
+        x, y = stream.group(number, count)
+        found = pieces.read(number)
+        assert torch.equal(found[0], torch.from_numpy(x))
+        assert torch.equal(found[1], torch.from_numpy(y))
+    assert stream.decoded(pieces, 0.01) > 0

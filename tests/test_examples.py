@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -19,6 +20,15 @@ def load(name):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     return example
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, with NumPy 2
+def test_a_keras_model_learns_the_digits(monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    pytest.importorskip("keras")
+    accuracy = load("keras_mnist").main(["--epochs", "2", "--engine", "vector"])
+    assert accuracy > 0.6  # 0.1 is a guess
+    assert "Accuracy on 297 other rows" in capsys.readouterr().out
 
 
 def test_the_network_for_digits_takes_a_file_of_larger_images_too(tmp_path, capsys):

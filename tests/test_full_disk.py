@@ -220,7 +220,7 @@ def test_a_model_that_finds_no_room_is_an_error_that_holds_it_and_the_run_can_be
         train(model, rows, out, last, run=run, **settings)  # type: ignore[arg-type]
     allow(None)
     assert not (out / "summary.json").exists()
-    assert {path.name for path in out.iterdir()} == {"run.toml", "record.jsonl", "checkpoints", "logs"}
+    assert {path.name for path in out.iterdir()} == {"run.toml", "model.json", "record.jsonl", "checkpoints", "logs"}
     finished = train(model, rows, out, run=run | {"resume": True}, **settings)
     for mine, theirs in zip(finished.model.parameters(), stop.value.result.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)

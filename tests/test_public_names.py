@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,8 +40,9 @@ def test_every_file_of_schemes_stands_in_the_table() -> None:
     assert {path.stem for path in folder.glob("*.py")} - {"__init__", "scheme"} == set(schemes.TABLE.values())
 
 
-def test_type_checkers_see_the_same_schemes() -> None:
-    tree = ast.parse(Path(schemes.__file__).read_text())
+@pytest.mark.parametrize("package", [schemes, pg])
+def test_type_checkers_see_the_same_schemes(package: ModuleType) -> None:
+    tree = ast.parse(Path(package.__file__ or "").read_text())
     seen = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(schemes.names()) <= seen
 

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from paragrad.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/vector.md")}
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/vector.md", "docs/runs.md", "docs/streaming.md")}
 BLOCKS = [(name, block) for name, page in PAGES.items() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 
 
@@ -22,8 +25,9 @@ def test_the_python_on_a_page_runs(name, block, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_commands_in_the_readme_run_one_after_another(tmp_path):
-    blocks = re.findall(r"```console\n(.*?)```", PAGES["README.md"], re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/runs.md"])
+def test_the_commands_on_a_page_run_one_after_another(page, tmp_path):
+    blocks = re.findall(r"```console\n(.*?)```", PAGES[page], re.DOTALL)
     lines = [line[2:] for block in blocks for line in block.splitlines()]
     typed = [shlex.split(command) for command in lines if command.startswith("paragrad ")]
     assert len(typed) >= 5
@@ -31,6 +35,19 @@ def test_the_commands_in_the_readme_run_one_after_another(tmp_path):
         command = [str(Path(sys.executable).parent / "paragrad"), *words[1:]]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{words}: {done.stderr}"
+
+
+def test_the_page_about_data_runs_from_top_to_bottom():
+    page = (ROOT / "docs/data.md").read_text()
+    blocks = re.findall(r"```(python|console)\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 4
+    for kind, block in blocks:
+        if kind == "python":
+            exec(compile(block, "docs/data.md", "exec"), {"__name__": "page"})
+            continue
+        for line in block.splitlines():
+            done = CliRunner().invoke(app, shlex.split(line.removeprefix("$ paragrad ")), catch_exceptions=False)
+            assert done.exit_code == 0, f"{line}: {done.stderr}"
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

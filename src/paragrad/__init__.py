@@ -27,7 +27,21 @@ if TYPE_CHECKING:
     from paragrad.cluster import Pause as Pause
     from paragrad.cluster import Slow as Slow
     from paragrad.cluster import Trace as Trace
+    from paragrad.data.generated import Generated as Generated
     from paragrad.data.source import Source as Source
+    from paragrad.data.source import Weighted as Weighted
+    from paragrad.data.stream import Pieces as Pieces
+    from paragrad.data.stream import Streamed as Streamed
+    from paragrad.data.table import Table as Table
+    from paragrad.data.transforms.categories import LabelIndex as LabelIndex
+    from paragrad.data.transforms.categories import OneHot as OneHot
+    from paragrad.data.transforms.missing import Missing as Missing
+    from paragrad.data.transforms.reshape import Reshape as Reshape
+    from paragrad.data.transforms.scales import Clip as Clip
+    from paragrad.data.transforms.scales import Log as Log
+    from paragrad.data.transforms.scales import MinMax as MinMax
+    from paragrad.data.transforms.scales import Standardise as Standardise
+    from paragrad.data.transforms.transform import Transform as Transform
     from paragrad.engines import Local as Local
     from paragrad.engines import Vector as Vector
     from paragrad.errors import Diverged as Diverged
@@ -35,8 +49,11 @@ if TYPE_CHECKING:
     from paragrad.errors import NotReplayed as NotReplayed
     from paragrad.errors import NotWritten as NotWritten
     from paragrad.errors import ParagradError as ParagradError
+    from paragrad.errors import ReadError as ReadError
     from paragrad.errors import UsageError as UsageError
     from paragrad.errors import WorkerError as WorkerError
+    from paragrad.fit import fit as fit
+    from paragrad.learners.keras import KerasLearner as KerasLearner
     from paragrad.learners.learner import Learner as Learner
     from paragrad.learners.learner import Step as Step
     from paragrad.learners.torch import TorchLearner as TorchLearner
@@ -48,9 +65,29 @@ if TYPE_CHECKING:
     from paragrad.result import Result as Result
     from paragrad.run import Run as Run
     from paragrad.run import Stop as Stop
-    from paragrad.schemes import *  # noqa: F403
+    from paragrad.schemes import ADAG as ADAG
+    from paragrad.schemes import AEASGD as AEASGD
+    from paragrad.schemes import AGN as AGN
+    from paragrad.schemes import DCASGD as DCASGD
+    from paragrad.schemes import EAMSGD as EAMSGD
+    from paragrad.schemes import EASGD as EASGD
+    from paragrad.schemes import GEM as GEM
+    from paragrad.schemes import AsyncDiLoCo as AsyncDiLoCo
+    from paragrad.schemes import BackupWorkers as BackupWorkers
+    from paragrad.schemes import DeanDownpour as DeanDownpour
+    from paragrad.schemes import DiLoCo as DiLoCo
+    from paragrad.schemes import Downpour as Downpour
+    from paragrad.schemes import DynSGD as DynSGD
+    from paragrad.schemes import Hogwild as Hogwild
+    from paragrad.schemes import ModelAveraging as ModelAveraging
+    from paragrad.schemes import OrMo as OrMo
+    from paragrad.schemes import SoftSync as SoftSync
+    from paragrad.schemes import StalenessAware as StalenessAware
+    from paragrad.schemes import SyncSGD as SyncSGD
     from paragrad.schemes.scheme import Scheme as Scheme
     from paragrad.train import train as train
+    from paragrad.trained import Trained as Trained
+    from paragrad.trained import load as load
     from paragrad.types import CenterView as CenterView
     from paragrad.types import Commit as Commit
     from paragrad.types import Event as Event
@@ -58,6 +95,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "train": "train",
+    "load": "trained",
+    "Trained": "trained",
+    "fit": "fit",
     "replay": "replay",
     "Replayed": "replay",
     "Result": "result",
@@ -81,10 +121,25 @@ _HOMES = {
     "Learner": "learners.learner",
     "Step": "learners.learner",
     "Source": "data.source",
+    "Weighted": "data.source",
+    "Table": "data.table",
+    "Transform": "data.transforms.transform",
+    "Standardise": "data.transforms.scales",
+    "MinMax": "data.transforms.scales",
+    "Clip": "data.transforms.scales",
+    "Log": "data.transforms.scales",
+    "Missing": "data.transforms.missing",
+    "OneHot": "data.transforms.categories",
+    "LabelIndex": "data.transforms.categories",
+    "Reshape": "data.transforms.reshape",
+    "Streamed": "data.stream",
+    "Pieces": "data.stream",
+    "Generated": "data.generated",
     "Replica": "replica",
     "TorchLearner": "learners.torch",
     "Optimizer": "optim.choice",
     "ConjugateGradient": "optim.conjugate",
+    "KerasLearner": "learners.keras",
     "check_scheme": "check",
     "CenterView": "types",
     "Commit": "types",
@@ -93,6 +148,7 @@ _HOMES = {
     "ParagradError": "errors",
     "UsageError": "errors",
     "WorkerError": "errors",
+    "ReadError": "errors",
     "Diverged": "errors",
     "Interrupted": "errors",
     "NotReplayed": "errors",

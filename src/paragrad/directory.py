@@ -15,13 +15,14 @@ import torch
 
 from paragrad import checkpoint, options
 from paragrad.errors import UsageError
-from paragrad.learners.learner import Learner
+from paragrad.learners.learner import Learner, Saves
 from paragrad.run import Run
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """``run.toml``, ``record.jsonl``, ``checkpoints/``, ``logs/``, ``model.safetensors``, ``summary.json``."""
+    """``run.toml``, ``model.json``, ``transforms.json``, ``record.jsonl``, ``checkpoints/``, ``logs/``, ``model.safetensors``,
+    ``summary.json``."""
 
     path: Path
     used: bool = False
@@ -70,9 +71,23 @@ class RunDirectory:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """run.toml: everything needed to repeat the run."""
+        with self._at_the_start("run.toml") as aside:
+            options.write_config(aside, config)
+
+    def write_model_facts(self, card: str, transforms: str | None) -> None:
+        """model.json and, where columns are transformed, transforms.json: what is needed to use the model later."""
+        with self._at_the_start("model.json") as aside:
+            aside.write_text(card, encoding="utf-8")
+        if transforms is not None:
+            with self._at_the_start("transforms.json") as aside:
+                aside.write_text(transforms, encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _at_the_start(self, name: str) -> Iterator[Path]:
+        """A file without which a run does not begin."""
         try:
-            with self._whole("run.toml") as aside:
-                options.write_config(aside, config)
+            with self._whole(name) as aside:
+                yield aside
         except OSError as error:
             raise UsageError(
                 f"The run directory {self.path} cannot be written to ({error.strerror}); make room, or give another out=."
@@ -84,17 +99,20 @@ class RunDirectory:
             aside.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
     def save_model(self, learner: Learner) -> None:
-        """model.safetensors: the module's own names, tied tensors once, aliases in the metadata."""
+        """model.safetensors: the module's own names, tied tensors once, aliases in the metadata. Of Keras, also model.keras."""
         tensors, aliases = named_tensors(learner)
         # safetensors writes several entries of metadata in an order of chance: one alone, where that is enough.
         metadata = {"format": "pt"} | ({"aliases": json.dumps(aliases)} if aliases else {})
         with self._whole("model.safetensors") as aside:
             checkpoint.write_tensors(aside, tensors, metadata=metadata)
+        if isinstance(learner, Saves) and learner.file is not None:
+            with self._whole(learner.file) as aside:
+                learner.save(aside)
 
     @contextlib.contextmanager
     def _whole(self, name: str) -> Iterator[Path]:
         """A file that is written whole or not at all: what was there before stays on a full disk."""
-        aside = self.path / f".{name}.tmp"
+        aside = self.path / f".tmp-{name}"  # the ending stays: Keras goes by it
         try:
             yield aside
             aside.rename(self.path / name)
@@ -109,7 +127,10 @@ def named_tensors(learner: Learner) -> tuple[dict[str, torch.Tensor], dict[str, 
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    named = module.state_dict() if module is not None else {"weights": learner.weights, "buffers": learner.buffers}
+    if isinstance(learner, Saves):
+        named = learner.tensors()
+    else:
+        named = module.state_dict() if module is not None else {"weights": learner.weights, "buffers": learner.buffers}
     for name, tensor in named.items():
         original = first.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if original != name:

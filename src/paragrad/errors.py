@@ -27,6 +27,10 @@ class WorkerError(ParagradError, RuntimeError):
         return type(self), (self.rank, self.reason)
 
 
+class ReadError(ParagradError, RuntimeError):
+    """The process that reads rows for the workers failed, and no other can go on in its place."""
+
+
 class Diverged(ParagradError, ArithmeticError):
     """Training ran into NaN or infinity again and again; the center still holds the last finite weights."""
 

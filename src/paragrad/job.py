@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paragrad.center import Center
+from paragrad.data.generated import Generated
 from paragrad.data.leases import Leases
 from paragrad.data.plan import Plan
 from paragrad.data.source import Source
@@ -53,7 +54,7 @@ class Job:
     def make_center(self, learner: Learner, *, workers: int, shards: str, allocate: Allocate, device: str = "cpu") -> Center:
         """The center at the beginning of a run; ``learner`` is its starting point."""
         plan, stolen = self.plan, self.stolen(shards, workers)
-        return Center(
+        center = Center(
             self.scheme,
             learner.weights.to(device),
             workers=workers,
@@ -63,6 +64,13 @@ class Job:
             optimizer=self.center_optimizer(learner, device),
             allocate=allocate,
         )
+        self.follow(center)
+        return center
+
+    def follow(self, center: Center) -> None:
+        """Let a source that keeps rows until they are retired know which are."""
+        if isinstance(self.train, Generated):
+            self.train.follow(lambda: center.leases.floor)
 
     def by_reference(self, center: Center) -> bool:
         """Whether the center may read and write the workers' own weights, where an engine has them within its reach."""

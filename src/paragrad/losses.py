@@ -50,6 +50,14 @@ def build(name: str) -> nn.Module:
     return _TABLE[name.lower()]()
 
 
+def name_of(loss: object) -> str | None:
+    """The name of a loss that ``build`` makes an equal one from; None where it has none, or settings of its own."""
+    for name, kind in _TABLE.items():
+        if type(loss) is kind and _settings(loss) == _settings(kind()):
+            return name
+    return None
+
+
 def infer(source: Source) -> tuple[nn.Module, str]:
     """The loss that fits the targets, and a sentence that says which and why."""
     rows = np.arange(min(len(source), LOOKED_AT), dtype=np.int64)
@@ -80,6 +88,12 @@ def outputs(source: Source, loss: nn.Module) -> int:
         return max(most + 1, 2)
     target = next(_targets(source))
     return math.prod(target.shape[1:])
+
+
+def _settings(loss: object) -> dict[str, object]:
+    """What a loss was made with; tensors, such as weights of classes, are told apart by themselves."""
+    held = {name: id(tensor) for name, tensor in loss.named_buffers()} if isinstance(loss, nn.Module) else {}
+    return held | {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"}
 
 
 def _target(tree: object) -> torch.Tensor:

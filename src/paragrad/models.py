@@ -6,8 +6,11 @@ import hashlib
 import importlib.util
 import inspect
 import math
+import os
+import random
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -26,9 +29,27 @@ CATALOGUE: dict[str, str] = {
     "cnn": "two convolutions and two linear layers, for images; flat squares (64, 784) are taken as images",
     "resnet8": "three residual blocks of 16, 32 and 64 channels with batch-norm, for images",
     **toys.CATALOGUE,
-    "FILE.py:FUNCTION": "your own: a function that returns a torch.nn.Module; it may take inputs= and outputs=",
+    "FILE.py:FUNCTION": "your own: a function that returns a torch.nn.Module, or a compiled Keras model; it may take inputs= "
+    "and outputs=",
+    "FILE.keras": "a compiled Keras model that was saved",
 }
 """What ``model`` may be on the command line, each in a line."""
+
+
+def is_keras(thing: Any) -> bool:
+    """Whether this is a Keras model. Keras is not imported for that: where nobody has, there is none."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(thing, getattr(keras, "Model", ()))
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a model was built from, and can be built from again."""
+
+    spec: str
+    inputs: tuple[int, ...]
+    outputs: int
+    seed: int
 
 
 def build(spec: str, inputs: tuple[int, ...], outputs: int, seed: int = 0) -> nn.Module:
@@ -56,9 +77,18 @@ def build(spec: str, inputs: tuple[int, ...], outputs: int, seed: int = 0) -> nn
         raise UsageError(f"model={spec!r}, but {name} takes no sizes; only mlp does, as mlp:1000-2000-1000.")
     else:
         make = makers[name.lower()]
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return make()
+    before = random.getstate()
+    random.seed(seed)  # where Keras's initialisers take their seeds from
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            module = make()
+    finally:
+        random.setstate(before)
+    # The module keeps it, also in a program of the user's, so that a run can be used without the data it was trained on.
+    again = f"{Path(file).expanduser().resolve()}:{function}" if file.endswith(".py") else spec
+    module.paragrad_built = Built(again, tuple(inputs), outputs, seed)  # type: ignore[assignment]
+    return module
 
 
 class Image(nn.Module):
@@ -179,9 +209,12 @@ def _from_file(file: str, function: str, inputs: tuple[int, ...], outputs: int) 
         model = factory(**{key: value for key, value in offered.items() if rest or key in parameters})
     except Exception as error:
         raise UsageError(f"{path.name}:{function} raised {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"{path.name}:{function} returned a {type(model).__name__}, but it must return a torch.nn.Module.")
-    return model
+    if not isinstance(model, nn.Module) and not is_keras(model):
+        raise UsageError(
+            f"{path.name}:{function} returned a {type(model).__name__}, but it must return a torch.nn.Module, or a compiled "
+            "Keras model."
+        )
+    return model  # type: ignore[no-any-return]
 
 
 def _imported(path: Path) -> ModuleType:
@@ -191,6 +224,8 @@ def _imported(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    if "keras" not in sys.modules:
+        os.environ.setdefault("KERAS_BACKEND", "torch")  # the one that paragrad trains on, if the file imports Keras
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -16,15 +16,24 @@ from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type
 
 from paragrad.errors import UsageError, unknown
 
-PLAIN = re.compile(r"[\w.:/+@-]+")
+PLAIN = re.compile(r"[\w.:/+@%-]+")
 """Text that stands for itself; other text is quoted as in Python."""
+JOINED = re.compile(r"[\w.:/@%*?-]+")
+"""A name that may stand among several, joined by ``+``; others are written as a tuple of Python."""
 WORD = re.compile(r"[A-Za-z_][\w-]*")
 APART = "apart"
 """Mark, in a field's metadata, of what is no part of the text: it is an option of its own, with a form of its own."""
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 CONFIG: Mapping[str, type | UnionType] = {
-    "data": str,
+    "data": str | list,
+    "features": list,
+    "label": str,
+    "weight": str,
+    "tree": str,
+    "pad": int | dict,
+    "stream": bool,
+    "transform": list,
     "model": str,
     "loss": str,
     "optimizer": str,
@@ -151,7 +160,17 @@ def expected(hint: Any) -> str:
         return " or ".join(expected(option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table", NoneType: "none"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        dict: "a table",
+        list: "a list",
+        NoneType: "none",
+    }
+    if get_origin(hint) is tuple:
+        return "names joined by +" if hint == tuple[str, ...] else "numbers in brackets"
     return words.get(hint) or (hint.__name__ if isinstance(hint, type) else str(hint))
 
 
@@ -250,6 +269,8 @@ def _typed(text: str, hint: Any) -> Any:
         return _literal(text) if text[:1] in ("'", '"') else text
     if hint is NoneType:
         raise ValueError(text)
+    if hint == tuple[str, ...] and text[:1] not in ("(", "'", '"'):
+        return tuple(text.split("+"))
     return _literal(text)
 
 
@@ -269,6 +290,8 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return value if PLAIN.fullmatch(value) and value.lower() not in CONSTANTS else repr(value)
+    if isinstance(value, tuple) and value and all(isinstance(name, str) and JOINED.fullmatch(name) for name in value):
+        return "+".join(value)
     return repr(value)
 
 

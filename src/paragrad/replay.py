@@ -17,7 +17,8 @@ from paragrad import arrivals, checkpoint, options, recipe, record, schemes, toy
 from paragrad.arrivals import History
 from paragrad.center import Center
 from paragrad.data import load
-from paragrad.data.plan import Plan
+from paragrad.data.shards import sharded
+from paragrad.data.source import plan_of
 from paragrad.directory import named_tensors
 from paragrad.engines.processes import usable_cores
 from paragrad.engines.replay import Replay
@@ -25,6 +26,7 @@ from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import Loss
+from paragrad.models import is_keras
 from paragrad.optim.choice import SETTINGS, Optimizer
 from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
@@ -128,12 +130,13 @@ def replay(
         source = _source(settings, model, data, holdout)
     _check_data(source.train, start, directory)
     loss = _given("loss", loss, settings, directory)
-    if optimizer is None:
+    if optimizer is None and not is_keras(model):
         _given("optimizer", None, settings, directory)
         _given("schedule", None, settings, directory)
         optimizer = Optimizer.from_settings(settings)
     make = learner_factory(model, loss, optimizer, None, source, scheme, [])
-    plan = Plan(rows=len(source.train), batch_size=start["batch_size"], epochs=start["epochs"], seed=start["seed"])
+    plan = plan_of(source.train, batch_size=start["batch_size"], epochs=start["epochs"], seed=start["seed"])
+    plan = sharded(plan, source.train, start["shards"], start["workers"])
     job = Job(scheme, make, source.train, None, plan, EVALUATION_BATCH, distances=start["distances"])
     learner = make("cpu")
     job.check(learner)
@@ -315,8 +318,8 @@ def _from_recipe(
 
 def _source(settings: Mapping[str, Any], model: Any, data: Any, holdout: float | None) -> load.Split:
     if data is None:
-        data = settings["data"]
-        if data != "digits" and _width(model) is None and not Path(data).exists():
+        data = recipe.data_of(settings)
+        if isinstance(data, str) and data != "digits" and _width(model) is None and not Path(data).exists():
             raise UsageError(f"The run was trained on {data!r}, which is no file here: give data=, as to pg.train.")
     holdout = settings.get("holdout") if holdout is None else holdout
     return load.split(data, None, holdout, settings["seed"], width=_width(model))

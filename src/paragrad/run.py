@@ -5,13 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from paragrad.errors import UsageError
+from paragrad.errors import UsageError, unknown
+from paragrad.options import parse_fields
 from paragrad.types import Event
+
+
+@runtime_checkable
+class Watches(Protocol):
+    """A callback that looks at the center itself, which it is handed before the training begins."""
+
+    def watch(self, center: Any) -> None:
+        """This is the center of the run."""
+
 
 Callback: TypeAlias = Callable[[Event], bool | None]
 """Called with every event of the record; True asks the run to stop cleanly."""
+
+
+LABEL, DIRICHLET = "label", "dirichlet"
+SHARDS = ("auto", "dealt", "stolen", LABEL, DIRICHLET)
+"""How rows are shared out among the workers."""
+ALPHA = 0.5
+
+
+def shards_of(text: str) -> tuple[str, dict[str, Any]]:
+    """What ``Run.shards`` asks for, and its fields; raises where that cannot be."""
+    if not isinstance(text, str):
+        raise UsageError(f"shards={text!r}, but it is one of {', '.join(SHARDS)}, as text.")
+    name, fields = parse_fields(text)
+    if name not in SHARDS:
+        raise unknown("shards", name, SHARDS)
+    known = ["alpha"] if name == DIRICHLET else []
+    for key in fields:
+        if key not in known:
+            raise unknown(f"field of shards {name!r}:", key, known)
+    if name == DIRICHLET:
+        alpha = fields.setdefault("alpha", ALPHA)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
+            raise UsageError(f"alpha={alpha} in shards={text!r}, but it is a number above 0.")
+    return name, fields
 
 
 @dataclass(frozen=True)
@@ -51,15 +85,17 @@ class Run:
     """Seconds between checkpoints; None writes one only at the end, on a signal, and when the run is stopped."""
     validate_every: float | None = 5.0
     """Seconds between validations of the center; None validates only at the end."""
-    shards: Literal["auto", "dealt", "stolen"] = "auto"
-    """Whether batches are dealt to workers beforehand or taken by whoever is ready; auto: dealt where workers wait
-    for each other, stolen where they do not, or where late work is dropped and done again."""
+    shards: str = "auto"
+    """Whether batches are ``dealt`` to workers beforehand or ``stolen``, taken by whoever is ready; auto: dealt where
+    workers wait for each other, stolen where they do not, or where late work is dropped and done again. ``label``: dealt,
+    each worker with rows of its own, sorted by label, the worst case of data that are not alike; ``dirichlet:alpha=0.5``:
+    dealt, each worker's shares of the classes drawn from a Dirichlet distribution, the less alike the smaller alpha is."""
     distances: bool = False
     """Whether the record tells how far the center moved between each worker's answers, besides how often; it costs a
     pass over the weights for each commit."""
     stop: Stop = field(default_factory=Stop)
     callbacks: tuple[Callback, ...] = ()
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    spelled: Mapping[str, Any] = field(default_factory=dict)
     """How the command line spelled data, model and loss, so that run.toml can repeat the run."""
 
     def __post_init__(self) -> None:
@@ -67,5 +103,4 @@ class Run:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name}={value}, but it is a number of seconds above 0.")
-        if self.shards not in ("auto", "dealt", "stolen"):
-            raise UsageError(f"shards={self.shards!r}, but batches are 'dealt' or 'stolen' (or 'auto').")
+        shards_of(self.shards)

@@ -15,7 +15,7 @@ from paragrad import checkpoint
 from paragrad.center import Center
 from paragrad.data.plan import Plan
 from paragrad.record import Record, fold
-from paragrad.run import Run
+from paragrad.run import Run, Watches
 from paragrad.tally import Tally
 from paragrad.types import Commit, Event
 from paragrad.worker import is_drawn
@@ -128,6 +128,9 @@ class Session:
         center.refused = self._refused
         center.repeated = self._repeated
         center.came = self._came
+        for callback in self.run.callbacks:
+            if isinstance(callback, Watches):
+                callback.watch(center)
         if self.resumed is not None:
             numbers = dict(self.resumed.numbers["center"])
             numbers["leases"] = {**numbers["leases"], "epochs": self.plan.epochs}

@@ -7,6 +7,7 @@ import platform
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,16 +15,25 @@ import torch
 from torch import nn
 
 from paragrad import __version__, losses, options, toys
+from paragrad.card import card_of, transforms_of
 from paragrad.center import Center, check_quorum
 from paragrad.cluster import to_config
 from paragrad.data import load
 from paragrad.data.plan import Plan
+from paragrad.data.shards import ShardPlan, sharded
+from paragrad.data.source import plan_of
+from paragrad.data.stream import Streamed
 from paragrad.directory import RunDirectory
 from paragrad.engines.local import Local
 from paragrad.errors import Interrupted, NotWritten, ParagradError, UsageError
 from paragrad.job import Job
+from paragrad.learners import kerasmodel
+from paragrad.learners.keras import KerasLearner
+from paragrad.learners.kerascopy import Packed, pack
+from paragrad.learners.kerasoptimizer import KerasCenter
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import Loss, Metric, TorchLearner, call, split
+from paragrad.models import is_keras
 from paragrad.optim.choice import SETTINGS, Optimizer, spelling
 from paragrad.optim.optimizer import OptimizerLike, prepared
 from paragrad.result import Result
@@ -34,6 +44,8 @@ from paragrad.session import Session
 from paragrad.types import Vector
 
 EVALUATION_BATCH = 512
+PLAIN = ("optimizer='sgd:lr=...'", "keras.optimizers.SGD(learning_rate=...)")
+"""How a user asks for plain SGD, of torch and of Keras."""
 OF_THE_MACHINE = ("wall_seconds", "samples_per_second")
 """What the summary of a simulated run says of the real time that it took."""
 
@@ -66,7 +78,7 @@ def train(
     holdout: float | None = None,
     loss: Loss | str | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    optimizer: OptimizerLike = "adam",
+    optimizer: OptimizerLike | None = None,
     scheme: Scheme | None = None,
     engine: Engine | None = None,
     epochs: int = 1,
@@ -76,11 +88,13 @@ def train(
 ) -> Result:
     """Train a model with several workers.
 
-    model       a torch module (left as it is: ``result.model`` is the trained one), or a function without
-                arguments that makes a ``Learner``
-    data        (x, y) as NumPy arrays or torch tensors, nested for several inputs; a torch Dataset; ``"digits"``;
-                the path of an .npz with x_train, y_train and perhaps x_test, y_test; ``"noise"`` for a toy problem, such as
-                ``paragrad.toys.Beale()``
+    model       a torch module, or a compiled Keras model, which brings loss, optimiser and metrics (either is left as it
+                is: ``result.model`` is the trained one); or a function without arguments that makes a ``Learner``
+    data        (x, y) as NumPy arrays or torch tensors, nested for several inputs; a torch Dataset or DataLoader; a pandas or
+                polars frame; files (.csv, .parquet, .h5, .root, .npy) by path, glob, directory or list, and ``pg.Table`` to
+                say which columns are what; ``pg.Weighted`` for rows with weights, ``pg.Generated`` for a generator,
+                ``pg.Streamed`` for rows that you read yourself, piece by piece; ``"digits"``; the path of an .npz with x_train,
+                y_train and perhaps x_test, y_test; ``"noise"`` for a toy problem, such as ``paragrad.toys.Beale()``
     validation  like ``data``; or ``holdout``: a share of the rows to keep for it
     loss        a callable (output, target) -> one number, or a name; by default from the kind of target
     metrics     further callables (output, target) -> number, by name
@@ -97,14 +111,19 @@ def train(
     engine.prepare()
     toy = model if isinstance(model, toys.Toy) else None
     loss = toys.LOSS if toy is not None and loss is None else loss
-    parts = load.split(data, validation, holdout, seed, width=toy.size if toy is not None else None)
-    plan = Plan(rows=len(parts.train), batch_size=batch_size, epochs=epochs, seed=seed)
+    width = toy.size if toy is not None else None
+    # Keras has a meaning of its own for weights: they are left as they are.
+    parts = load.split(data, validation, holdout, seed, width=width, scaled=not is_keras(model))
+    plan = plan_of(parts.train, batch_size=batch_size, epochs=epochs, seed=seed)
     if engine.workers > plan.batches:
         raise UsageError(
             f"{engine.workers} workers, but an epoch of {plan.rows:,} rows has only {plan.batches} mini-batches of "
             f"{batch_size}. Use at most {plan.batches} workers or a smaller batch_size."
         )
+    plan = sharded(plan, parts.train, run.shards, engine.workers)
     notes = list(parts.notes)
+    if optimizer is None and not is_keras(model):
+        optimizer = "adam"
     make_learner = learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
     job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH, distances=run.distances)
     learner = make_learner("cpu")
@@ -113,11 +132,13 @@ def train(
     engine.check(job, learner)
     if isinstance(learner, TorchLearner) and isinstance(model, nn.Module):
         _check_fit(learner, parts)
-        if scheme.plain_sgd and not learner.is_plain_sgd:
-            raise UsageError(
-                f"{type(scheme).__name__} is an equation of plain SGD, but the optimiser is {_described(optimizer)}: use "
-                "optimizer='sgd:lr=...' without momentum, weight decay and clipping."
-            )
+    if isinstance(learner, TorchLearner | KerasLearner) and scheme.plain_sgd and not learner.is_plain_sgd:
+        raise UsageError(
+            f"{type(scheme).__name__} is an equation of plain SGD, but the optimiser is {_described(optimizer, model)}: use "
+            f"{PLAIN[isinstance(learner, KerasLearner)]} without momentum, weight decay and clipping."
+        )
+    if isinstance(learner, KerasLearner):
+        job.center_optimizer(learner)  # raises where this model has none that could step at the center
     if run.stop.looks and parts.validation is None:
         raise UsageError("A target or patience needs validation rows: give validation= or holdout=.")
 
@@ -129,14 +150,22 @@ def train(
         "seed": plan.seed,
         "parameters": learner.weights.numel(),
         "data": load.fingerprint(parts.train),
+        **({"shards": run.shards} if isinstance(plan, ShardPlan) else {}),
     }
     directory = RunDirectory.open(run, scheme.name)
     resumed = directory.checkpoint(identity, notes) if run.resume else None
-    config = _config(run, parts.name, model, loss, optimizer, scheme, engine, plan, holdout)
+    spelled = str(data) if isinstance(data, str | Path) else parts.name
+    config = _config(run, spelled, parts, model, loss, optimizer, scheme, engine, plan, holdout)
     directory.write_config(config)
+    card = card_of(model, getattr(learner, "loss", None), parts)
+    fitted = transforms_of(parts)
+    directory.write_model_facts(card.to_json(), None if fitted is None else fitted.to_json())
     facts = _facts(scheme, engine, plan, learner)
     session = Session(directory.path, run, plan, identity=identity)
     session.resumed, session.anew = resumed, directory.used and resumed is None
+    for source in (parts.train, parts.validation):
+        if isinstance(source, Streamed):
+            source.report = lambda message: session.emit("warning", message=message)
     try:
         session.say("directory", path=str(directory.path))
         session.emit(
@@ -206,13 +235,15 @@ def train(
 def learner_factory(
     model: Any,
     loss: Loss | str | None,
-    optimizer: OptimizerLike,
+    optimizer: OptimizerLike | None,
     metrics: Mapping[str, Metric] | None,
     parts: load.Split,
     scheme: Scheme,
     notes: list[str],
 ) -> Callable[[str], Learner]:
     """What builds a worker's learner on a device, from what a user gave as model, loss and optimiser."""
+    if is_keras(model):
+        return _keras_factory(model, {"loss": loss, "optimizer": optimizer, "metrics": metrics}, parts, notes)
     if not isinstance(model, nn.Module):
         if not callable(model):
             raise UsageError(
@@ -230,7 +261,27 @@ def learner_factory(
             f"The loss has reduction={loss.reduction!r}, but {type(scheme).__name__} averages gradients: "  # type: ignore[union-attr]
             "use reduction='mean' (and scale the learning rate)."
         )
+    assert optimizer is not None
     return _ModuleLearner(model, loss, prepared(optimizer), dict(metrics or {}))
+
+
+def _keras_factory(model: Any, given: Mapping[str, Any], parts: load.Split, notes: list[str]) -> Callable[[str], Learner]:
+    kerasmodel.refuse(model)
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{name}={value!r} is given beside a Keras model, which was compiled with its own: leave {name} out, or call "
+                f"model.compile({name}=...)."
+            )
+    trial = pack(model).open()
+    with kerasmodel.library().device("cpu"):  # where copies are; Keras would else take a GPU that it finds
+        KerasLearner.build_on(trial, parts.train.batch(np.arange(min(2, len(parts.train)), dtype=np.int64)))
+    why = kerasmodel.why_not_saved(trial)
+    if why is not None:
+        notes.append(
+            f"Keras cannot write this model as .keras ({why}): the run directory gets its weights as model.safetensors only."
+        )
+    return _KerasModel(pack(trial))
 
 
 class _OwnLearner:
@@ -253,6 +304,14 @@ class _ModuleLearner:
 
     def __call__(self, device: str) -> Learner:
         return TorchLearner(*self._parts, metrics=self._metrics, device=device)
+
+
+class _KerasModel:
+    def __init__(self, packed: Packed) -> None:
+        self._packed = packed
+
+    def __call__(self, device: str) -> Learner:
+        return KerasLearner(self._packed, device=device)
 
 
 def digest(weights: Vector) -> str:
@@ -283,6 +342,7 @@ def _check_fit(learner: TorchLearner, parts: load.Split) -> None:
 def _config(
     run: Run,
     data: str,
+    parts: load.Split,
     model: Any,
     loss: Any,
     optimizer: Any,
@@ -292,11 +352,13 @@ def _config(
     holdout: float | None,
 ) -> dict[str, Any]:
     spelled, cluster = run.spelled, getattr(engine, "cluster", None)
+    table = None if parts.opened is None else parts.opened.table.config()
     config: dict[str, Any] = {
         "data": spelled.get("data", data),
+        **(table or {}),
         "model": spelled.get("model", model.spelled() if isinstance(model, toys.Toy) else f"python:{type(model).__name__}"),
         "loss": spelled.get("loss", spelling(loss)),
-        **Optimizer.of(optimizer).spelled(),
+        **_settings(optimizer, model),
         "scheme": options.describe(scheme),
         "engine": options.describe(engine),
         "cluster": None if cluster is None else to_config(cluster),
@@ -317,7 +379,14 @@ def _config(
     return {key: value for key, value in config.items() if value is not None or key in meant}
 
 
-def _described(optimizer: OptimizerLike) -> str:
+def _settings(optimizer: OptimizerLike | None, model: Any) -> dict[str, Any]:
+    """What a run.toml says of the optimiser; a Keras model has its own."""
+    return {} if optimizer is None and is_keras(model) else Optimizer.of(optimizer).spelled()
+
+
+def _described(optimizer: OptimizerLike | None, model: Any) -> str:
+    if optimizer is None and is_keras(model):
+        return type(model.optimizer).__name__
     said = {key: value for key, value in Optimizer.of(optimizer).spelled().items() if value is not None}
     return ", ".join(str(value) if key == "optimizer" else f"{key}={value}" for key, value in said.items())
 
@@ -344,6 +413,10 @@ def trained(model: Any, learner: Learner, center: Center) -> Any:
     learner.buffers.copy_(center.state.buffers)
     learner.integers.copy_(center.state.integers)
     learner.spread()
+    if isinstance(learner, KerasLearner) and is_keras(model):
+        if isinstance(center.optimizer, KerasCenter):
+            learner.load(center.optimizer.state())
+        return learner.copy(kerasmodel.device_of(model))
     if not isinstance(learner, TorchLearner) or not isinstance(model, nn.Module):
         return learner
     result = copy.deepcopy(model)

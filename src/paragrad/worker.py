@@ -14,7 +14,7 @@ import torch
 
 from paragrad import kernels
 from paragrad.data.plan import Plan
-from paragrad.data.source import Source
+from paragrad.data.source import Source, batch_at
 from paragrad.learners.learner import Learner
 from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
@@ -242,9 +242,8 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
         # The model holds the weights in a coarser type than the center: the window begins from what it holds.
         me.anchor = me.local.clone()
     for position in request.batches:
-        rows = plan.rows_of(position)
         seed_everything(plan.seed_of(position))
-        batch = source.batch(rows)
+        batch = batch_at(source, plan, position)
         if paced is not None:
             paced.set_progress(progress_of(scheme, request, done.steps, plan))
         if scheme.ships == "gradient":
@@ -256,7 +255,7 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
                 learner.collect()
                 done.moved = float(torch.linalg.vector_norm(me.local - before))
         done.steps += 1
-        done.rows += len(rows)
+        done.rows += plan.size_of(position)
         done.weight += step.weight
         done.loss += step.loss * step.weight
     learner.collect()

@@ -11,6 +11,7 @@ from paragrad import cluster, engines, schemes
 from paragrad.cli import doctor
 from paragrad.cli.main import app
 from paragrad.cli.tables import flowing, told
+from paragrad.data import transforms
 from paragrad.options import CONFIG
 
 
@@ -50,6 +51,14 @@ def test_every_cluster_is_listed_with_its_fields_and_faults() -> None:
     assert "speeds = [0.58, 0.75, 1.51, 3.33]" in said("clusters", "Heterogeneous")
     assert "factor" in said("clusters", "slow")
     assert "Did you mean 'straggler'?" in said("clusters", "stragler", code=2)
+
+
+def test_every_transformation_is_listed_with_its_fields() -> None:
+    listed = said("transforms")
+    for name in transforms.names():
+        assert name.lower() in listed
+        assert "names joined by +" in said("transforms", name)
+    assert "Did you mean 'standardise'?" in said("transforms", "standardize", code=2)
 
 
 def test_data_models_losses_and_optimisers_are_listed() -> None:

@@ -155,3 +155,21 @@ def test_a_batch_that_is_not_leased_cannot_be_retired() -> None:
         leases.retire(0, (0, 0))
     assert leases.held(0) == (0,)
     assert leases.used == 0
+
+
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.booleans(), st.lists(st.integers(0, 99), max_size=60))
+@settings(max_examples=80, deadline=None)
+def test_the_floor_is_the_lowest_position_that_is_not_retired(workers, batches, epochs, stolen, choices):
+    leases = Leases(batches=batches, epochs=epochs, workers=workers, stolen=stolen)
+    retired: set[int] = set()
+    for choice in choices:
+        worker, act = choice % workers, choice // workers % 4
+        held = leases.held(worker)
+        if act < 2:
+            leases.take(worker, 1 + act)
+        elif act == 2 and held:
+            leases.retire(worker, held[-1:])
+            retired.add(held[-1])
+        elif act == 3:
+            leases.give_back(worker)
+        assert leases.floor == min(set(range(leases.total)) - retired, default=leases.total)

@@ -8,7 +8,22 @@ import typer
 from typer.core import TyperGroup
 
 from paragrad import __version__
-from paragrad.cli import analyse, clusters, data, demo, doctor, engines, models, plot, replay, schemes, train
+from paragrad.cli import (
+    analyse,
+    clusters,
+    data,
+    demo,
+    doctor,
+    engines,
+    evaluate,
+    models,
+    plot,
+    predict,
+    replay,
+    schemes,
+    train,
+    transforms,
+)
 from paragrad.errors import ParagradError, UsageError
 
 
@@ -50,6 +65,8 @@ app = typer.Typer(
 )
 app.command("train", no_args_is_help=True)(train.train)
 app.command("replay", no_args_is_help=True)(replay.replay)
+app.command("evaluate", no_args_is_help=True)(evaluate.evaluate)
+app.command("predict", no_args_is_help=True)(predict.predict)
 app.command("demo")(demo.demo)
 app.command("analyse", no_args_is_help=True)(analyse.analyse)
 app.command("plot")(plot.plot)
@@ -57,6 +74,7 @@ app.command("schemes")(schemes.schemes)
 app.command("engines")(engines.engines)
 app.command("clusters")(clusters.clusters)
 app.command("data")(data.data)
+app.command("transforms")(transforms.transforms)
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)
 

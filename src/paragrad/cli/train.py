@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 WHAT, HOW, WHEN, WHERE = "What is trained", "How the workers cooperate", "When it looks and stops", "Where it is written"
 DEFAULTS: Mapping[str, Any] = {
     "model": "mlp",
-    "optimizer": "adam",
     "scheme": "agn",
     "engine": "local",
     "epochs": 1,
@@ -50,6 +49,23 @@ def number(text: str) -> float | str:
         raise typer.BadParameter(f"{text!r} is neither a number nor 'none'.") from None
 
 
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def lengths(text: str) -> int | dict[str, int]:
+    """One length, or lengths by column."""
+    try:
+        if "=" not in text:
+            return int(text)
+        return {name.strip(): int(length) for name, _, length in (piece.partition("=") for piece in text.split(","))}
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither a length, such as 10, nor lengths by column, as jet_pt=4,jet_eta=4."
+        ) from None
+
+
 def train(
     ctx: typer.Context,
     config: Annotated[
@@ -59,10 +75,56 @@ def train(
         ),
     ] = None,
     data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE|CLASS=FILE",
+            help="What to train on: digits, a file, a glob or a directory of files (see: paragrad data), or signal='sig*.root' "
+            "for the files of one class; give it as often as you like. Toy problems need none.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    features: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE",
-            help="What to train on: digits, file.npz (see: paragrad data). Toy problems need none.",
+            parser=names,
+            metavar="A,B,...",
+            help="Columns to learn from; also 'jet_*'. \\[default: all others]",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="What to predict. \\[default: y, target or label]", rich_help_panel=WHAT),
+    ] = None,
+    weight: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="How much a row counts; may be negative.", rich_help_panel=WHAT)
+    ] = None,
+    transform: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUE,...",
+            help="What is done to columns, fitted on the rows trained on; one after another, as often as you like.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The tree of a ROOT file, or a group of an HDF5 file.", rich_help_panel=WHAT),
+    ] = None,
+    pad: Annotated[
+        str | None,
+        typer.Option(
+            parser=lengths,
+            metavar="LENGTH|COLUMN=LENGTH,...",
+            help="Lists of different lengths are cut, or filled up with zeros, to this one.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Read rows while training, or before. \\[default: before, if half of the free memory holds them]",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -70,7 +132,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FACTORY",
-            help="mlp, mlp:1000-2000-1000, cnn, resnet8, beale, or your function (see: paragrad models). \\[default: mlp]",
+            help="mlp, mlp:1000-2000-1000, cnn, resnet8, beale, your function, or a .keras file (see: paragrad models). "
+            "\\[default: mlp]",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -153,7 +216,10 @@ def train(
     shards: Annotated[
         str | None,
         typer.Option(
-            metavar="dealt|stolen", help="Batches dealt beforehand, or taken by whoever is ready.", rich_help_panel=HOW
+            metavar="dealt|stolen|label|dirichlet:alpha=A",
+            help="Batches dealt beforehand, or taken by whoever is ready; or each worker on rows of its own, sorted by label, "
+            "or with shares of the classes drawn from a Dirichlet distribution.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     distances: Annotated[
@@ -211,8 +277,12 @@ def train(
 
     paragrad train --data digits --model mlp --scheme agn:window=15 --workers 4 --epochs 20
     """
-    given = {key: value for key, value in ctx.params.items() if key in options.CONFIG and value is not None}
-    given = {key: None if value == "none" else value for key, value in given.items()}
+    given = {key: value for key, value in ctx.params.items() if key in options.CONFIG and value not in (None, [], ())}
+    given = {
+        key: None if value == "none" else list(value) if isinstance(value, tuple) else value for key, value in given.items()
+    }
+    if len(given.get("data", ())) == 1:
+        given["data"] = given["data"][0]
     settings, going_on = gather(config, resume, given)
     carry_out(settings, going_on, quiet=quiet)
 
@@ -307,17 +377,15 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
     spelled = {key: settings[key] for key in ("data", "model", "loss") if settings.get(key) is not None}
     run = Run(out=settings.get("out"), resume=resume, stop=stop, callbacks=(display,), spelled=spelled, **rhythm)  # type: ignore[arg-type]
 
-    from paragrad.optim.choice import Optimizer
+    from paragrad.optim.choice import SETTINGS, Optimizer
     from paragrad.recipe import build
     from paragrad.train import train as begin
 
-    optimizer = Optimizer.from_settings(settings)
-
+    chosen = any(settings.get(key) is not None for key in SETTINGS)  # a Keras model has an optimiser of its own
+    optimizer = Optimizer.from_settings(settings) if chosen else None
     engine.prepare()
     try:
         model, rows = build(settings)
-        for note in rows.pop("notes"):
-            display.note(note)
         result = begin(
             model,
             loss=settings.get("loss"),

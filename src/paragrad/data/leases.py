@@ -32,6 +32,13 @@ class Leases:
         self._loose = 0
         """How many positions have been returned and not been taken again."""
 
+    @property
+    def floor(self) -> int:
+        """The lowest position that is not retired yet; ``total`` where all are."""
+        ahead = [position for column in range(self._columns) if (position := self._next(column)) is not None]
+        lists = (ahead, *self._held, *self._returned)
+        return min((position for positions in lists for position in positions), default=self.total)
+
     def held(self, worker: int) -> Batches:
         """What this worker has on lease, in the order in which it was given."""
         return tuple(self._held[worker])

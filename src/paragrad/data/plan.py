@@ -1,8 +1,10 @@
-"""Which rows are in which mini-batch: batch k of an epoch is rows k·B to (k+1)·B of one permutation by (seed, epoch)."""
+"""Which rows are in which mini-batch: by arithmetic on (seed, epoch), so that whoever asks, whenever, is told the same."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +13,18 @@ from paragrad.errors import UsageError
 
 Rows = npt.NDArray[np.int64]
 
+BUFFER = 262_144
+"""Rows that are mixed with each other, at least, where rows are read in pieces."""
+KEPT_BLOCKS = 3
+"""Blocks whose order is kept: a mini-batch may span two, and workers are not all in the same."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The stream of mini-batches of a whole run; a position in it is an epoch and a batch of that epoch."""
+    """The stream of mini-batches of a whole run; a position in it is an epoch and a batch of that epoch.
+
+    Batch k of an epoch is rows k·B to (k+1)·B of one permutation by (seed, epoch).
+    """
 
     rows: int
     batch_size: int
@@ -32,9 +42,9 @@ class Plan:
         if self.seed < 0:
             raise UsageError(f"seed={self.seed}, but a seed is 0 or more.")
 
-    def __reduce__(self) -> tuple[type[Plan], tuple[int, int, int, int]]:
+    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         # The permutations stay behind: they are drawn again where they are needed.
-        return type(self), (self.rows, self.batch_size, self.epochs, self.seed)
+        return type(self), tuple(getattr(self, each.name) for each in fields(self) if each.init)
 
     @property
     def batches(self) -> int:
@@ -49,7 +59,7 @@ class Plan:
     def rows_of(self, position: int) -> Rows:
         """The rows of the mini-batch at a position."""
         epoch, batch = divmod(position, self.batches)
-        return self.order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+        return self.between(epoch, batch * self.batch_size, min((batch + 1) * self.batch_size, self.rows))
 
     def size_of(self, position: int) -> int:
         """How many rows the mini-batch at a position has."""
@@ -62,10 +72,135 @@ class Plan:
         """
         return int(np.random.SeedSequence((self.seed, 1, position)).generate_state(1, np.uint64)[0] >> 1)
 
+    def between(self, epoch: int, start: int, stop: int) -> Rows:
+        """The rows from ``start`` to ``stop`` in the order of an epoch."""
+        return self.order(epoch)[start:stop]
+
     def order(self, epoch: int) -> Rows:
         """All rows in the order of an epoch."""
         if epoch not in self._orders:
             while len(self._orders) > 1:
                 self._orders.pop(min(self._orders))
-            self._orders[epoch] = np.random.default_rng((self.seed, 0, epoch)).permutation(self.rows)
+            self._orders[epoch] = self._draw(epoch)
         return self._orders[epoch]
+
+    def _draw(self, epoch: int) -> Rows:
+        return np.random.default_rng((self.seed, 0, epoch)).permutation(self.rows)
+
+
+@dataclass(frozen=True)
+class SequentialPlan(Plan):
+    """Rows that come once, in an order of their own: they are numbered on over the epochs, and not shuffled."""
+
+    def between(self, epoch: int, start: int, stop: int) -> Rows:
+        return np.arange(epoch * self.rows + start, epoch * self.rows + stop, dtype=np.int64)
+
+    def _draw(self, epoch: int) -> Rows:
+        return self.between(epoch, 0, self.rows)
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """The pieces of one epoch in their order, cut into blocks."""
+
+    pieces: Rows
+    cuts: Rows
+    """The first piece of each block, and one past the last of all."""
+    starts: Rows
+    """The first row of each block in the stream of the epoch, and one past the last of all."""
+
+
+@dataclass(frozen=True)
+class BlockPlan(Plan):
+    """Rows that are read in pieces: no array as long as the data is ever made.
+
+    The pieces are permuted by (seed, epoch) and gathered into blocks of about ``buffer`` rows, whose rows are permuted by
+    (seed, epoch, block); mini-batches are cut from that stream, so that every row comes once an epoch.
+    """
+
+    lengths: tuple[int, ...] = ()
+    """Rows of each piece; row 0 of the first piece is row 0."""
+    buffer: int = BUFFER
+    _epochs: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _blocks: dict[tuple[int, int], Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffer < 1:
+            raise UsageError(f"buffer={self.buffer}, but at least 1 row must be kept to be mixed.")
+        assert sum(self.lengths) == self.rows, "pieces and rows are not the same number of rows"
+
+    @classmethod
+    def over(cls, lengths: Sequence[int], *, batch_size: int, epochs: int, seed: int = 0, buffer: int = BUFFER) -> BlockPlan:
+        """The plan for pieces of these lengths."""
+        own = tuple(int(length) for length in lengths)
+        return cls(sum(own), batch_size, epochs, seed, own, buffer)
+
+    @property
+    def longest_block(self) -> int:
+        """Rows that a block can have, at most."""
+        return min(self.rows, -(-self.rows // self._count) + max(self.lengths))
+
+    @property
+    def _count(self) -> int:
+        """Blocks in an epoch, about: as many as have at least ``buffer`` rows each."""
+        return max(1, self.rows // self.buffer)
+
+    def between(self, epoch: int, start: int, stop: int) -> Rows:
+        starts = self._epoch(epoch).starts
+        parts = []
+        block = int(np.searchsorted(starts, start, side="right")) - 1
+        while start < stop:
+            first, end = int(starts[block]), min(stop, int(starts[block + 1]))
+            parts.append(self._block(epoch, block)[start - first : end - first])
+            start, block = end, block + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def pieces_of(self, position: int) -> tuple[int, int]:
+        """The places, in the order of reading over all epochs, of the pieces that the blocks of a mini-batch are made of."""
+        epoch, batch = divmod(min(position, self.positions - 1), self.batches)
+        table, before = self._epoch(epoch), epoch * len(self.lengths)
+        start = batch * self.batch_size
+        stop = min(start + self.batch_size, self.rows)
+        first, last = np.searchsorted(table.starts, (start, stop - 1), side="right")
+        return before + int(table.cuts[first - 1]), before + int(table.cuts[last])
+
+    def piece_at(self, place: int) -> int:
+        """Which piece is read at that place of the order of reading."""
+        epoch, inside = divmod(place, len(self.lengths))
+        return int(self._epoch(epoch).pieces[inside])
+
+    @property
+    def places(self) -> int:
+        """How many pieces are read in the whole run."""
+        return len(self.lengths) * self.epochs
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        if epoch not in self._epochs:
+            while len(self._epochs) > 1:
+                self._epochs.pop(min(self._epochs))
+            pieces = np.random.default_rng((self.seed, 5, epoch)).permutation(len(self.lengths))
+            ends = np.cumsum(np.asarray(self.lengths, dtype=np.int64)[pieces])
+            wanted = np.linspace(0, self.rows, self._count + 1).round().astype(np.int64)
+            cuts = np.unique(np.searchsorted(ends, wanted[1:], side="left") + 1)
+            # Pieces without rows, at the very end, belong to the last block.
+            cuts[-1] = len(pieces)
+            self._epochs[epoch] = _Epoch(pieces, np.append(0, cuts), np.append(0, ends[cuts - 1]))
+        return self._epochs[epoch]
+
+    def _block(self, epoch: int, block: int) -> Rows:
+        key = (epoch, block)
+        if key not in self._blocks:
+            while len(self._blocks) >= KEPT_BLOCKS:
+                self._blocks.pop(next(iter(self._blocks)))
+            table = self._epoch(epoch)
+            pieces = table.pieces[table.cuts[block] : table.cuts[block + 1]]
+            lengths = np.asarray(self.lengths, dtype=np.int64)
+            starts = (np.cumsum(lengths) - lengths)[pieces]
+            inside = lengths[pieces]
+            rows = np.repeat(starts - (np.cumsum(inside) - inside), inside) + np.arange(int(inside.sum()), dtype=np.int64)
+            self._blocks[key] = np.random.default_rng((self.seed, 4, epoch, block)).permutation(rows)
+        return self._blocks[key]
+
+    def _draw(self, epoch: int) -> Rows:
+        return self.between(epoch, 0, self.rows)

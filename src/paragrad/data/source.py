@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from paragrad.data.plan import Rows
+from paragrad.data.plan import Plan, Rows
 from paragrad.errors import UsageError
 
 TARGETS = ("y", "target", "targets", "label", "labels")
@@ -23,6 +24,29 @@ class Source(Protocol):
 
     def batch(self, rows: Rows) -> Any:
         """These rows, in this order, as one mini-batch."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Rows with a weight each, which may be negative: row i counts ``weight[i]`` times in the loss."""
+
+    rows: Any
+    """The rows as they would be without weights: (x, y), or any other nesting."""
+    weight: Any
+
+
+@runtime_checkable
+class Orderly(Protocol):
+    """A source whose rows are best, or only, had in the order of a plan of its own."""
+
+    def plan(self, *, batch_size: int, epochs: int, seed: int) -> Plan:
+        """In which order its rows are to be trained on."""
+
+    def at(self, plan: Plan, position: int) -> Any:
+        """The mini-batch at a position."""
+
+    def example(self, rows: int) -> Any:
+        """So many rows like those that will come, to warm up on."""
 
 
 class Arrays:
@@ -65,7 +89,9 @@ class Items:
 
 
 def leaves(tree: Any) -> list[torch.Tensor]:
-    """All tensors of a nested tuple, list or dict, in order."""
+    """All tensors of a nested tuple, list or dict, in order; weights last."""
+    if isinstance(tree, Weighted):
+        return [*leaves(tree.rows), tree.weight]
     if isinstance(tree, dict):
         return [leaf for value in tree.values() for leaf in leaves(value)]
     if isinstance(tree, tuple | list):
@@ -75,11 +101,21 @@ def leaves(tree: Any) -> list[torch.Tensor]:
 
 def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
     """The same nesting with every leaf replaced."""
+    if isinstance(tree, Weighted):
+        return Weighted(mapped(tree.rows, function), function(tree.weight))
     if isinstance(tree, dict):
         return {key: mapped(value, function) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
         return tuple(mapped(value, function) for value in tree)
     return function(tree)
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """Rows of several trees of one nesting, one after another."""
+    if len(trees) == 1:
+        return trees[0]
+    columns = iter([torch.cat(parts) for parts in zip(*(leaves(tree) for tree in trees), strict=True)])
+    return mapped(trees[0], lambda _: next(columns))
 
 
 def target_key(tree: dict[Any, Any]) -> str:
@@ -92,12 +128,32 @@ def target_key(tree: dict[Any, Any]) -> str:
 
 def target_of(tree: Any) -> Any:
     """What is to be predicted: the last of a tuple, the target key of a dict; a lone array is its own target."""
+    if isinstance(tree, Weighted):
+        return target_of(tree.rows)
     if isinstance(tree, dict):
         return tree[target_key(tree)]
     return tree[-1] if isinstance(tree, tuple | list) else tree
 
 
-def all_rows(source: Source, batch_size: int) -> list[Rows]:
+def all_rows(source: Source, batch_size: int) -> Iterator[Rows]:
     """The rows of a source in order, cut into mini-batches."""
-    rows = np.arange(len(source), dtype=np.int64)
-    return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    total = len(source)
+    return (np.arange(start, min(start + batch_size, total), dtype=np.int64) for start in range(0, total, batch_size))
+
+
+def batch_at(source: Source, plan: Plan, position: int) -> Any:
+    """The mini-batch at a position of a plan."""
+    at = getattr(source, "at", None)  # looking for a protocol would take as long as gathering the rows
+    return source.batch(plan.rows_of(position)) if at is None else at(plan, position)
+
+
+def example(source: Source, plan: Plan) -> Any:
+    """A mini-batch to warm up on."""
+    return source.example(plan.size_of(0)) if isinstance(source, Orderly) else source.batch(plan.rows_of(0))
+
+
+def plan_of(source: Source, *, batch_size: int, epochs: int, seed: int) -> Plan:
+    """The plan for a source: its own, where it has one, else one permutation of all rows for each epoch."""
+    if isinstance(source, Orderly):
+        return source.plan(batch_size=batch_size, epochs=epochs, seed=seed)
+    return Plan(rows=len(source), batch_size=batch_size, epochs=epochs, seed=seed)

@@ -14,6 +14,10 @@ from paragrad.engines import processes
 from paragrad.engines.localworker import Post, evaluator_main, worker_main
 from paragrad.engines.notes import Notes
 from paragrad.engines.processes import Fd
+from paragrad.engines.reader import reader_main
+
+MAINS = {"worker": worker_main, "evaluator": evaluator_main, "reader": reader_main}
+"""What a child does, by its role."""
 
 
 @dataclass
@@ -60,15 +64,15 @@ class Watch:
 
 
 def start(
-    fill: Callable[..., Post], rank: int, watch: Watch, logs: Path, *, incarnation: int = 0, evaluator: bool = False
+    fill: Callable[..., Post], rank: int, watch: Watch, logs: Path, *, incarnation: int = 0, role: str = "worker"
 ) -> Child:
     """Start a process, with a pipe and a log of its own; ``fill`` makes its post of them."""
     logs.mkdir(exist_ok=True)
-    name = "evaluator" if evaluator else f"worker-{rank}"
+    name = f"worker-{rank}" if role == "worker" else role
     notes = Notes()
     log = os.open(logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     post = fill(rank=rank, incarnation=incarnation, notes=Fd(notes.mouth), log=Fd(log))
-    process = processes.start(evaluator_main if evaluator else worker_main, post, name=f"paragrad-{name}")
+    process = processes.start(MAINS[role], post, name=f"paragrad-{name}")
     os.close(log)
     notes.seal()
     watch.add(process.sentinel, "death", rank)

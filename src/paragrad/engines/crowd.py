@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from paragrad.data.source import example
 from paragrad.job import Job
 from paragrad.learners.learner import Learner, Recovers, WarmsUp
 from paragrad.learners.rows import Task, TorchRows
@@ -89,7 +90,7 @@ class OneByOne:
     def warm_up(self) -> None:
         first = self._learners[0]
         if isinstance(first, WarmsUp):
-            first.warm_up(self._job.train.batch(self._job.plan.rows_of(0)))
+            first.warm_up(example(self._job.train, self._job.plan))
 
     def compute(self, due: Sequence[Due]) -> None:
         job = self._job

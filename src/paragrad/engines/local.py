@@ -15,10 +15,13 @@ import torch
 
 from paragrad import kernels
 from paragrad.center import Center
+from paragrad.data.generated import Generated
 from paragrad.engines import children, devices, processes
 from paragrad.engines.children import Child, Watch
+from paragrad.engines.lectern import lay_out
 from paragrad.engines.localworker import Post
 from paragrad.engines.processes import Fd
+from paragrad.engines.reading import Reading
 from paragrad.engines.shared import Parcel, Segment
 from paragrad.engines.signals import Signals
 from paragrad.engines.slot import MESSAGE, Op, Slot
@@ -84,6 +87,11 @@ class Local:
                 "memory: use a model of float32 or float64 alone and device='cpu'."
             )
         devices.check(self.device)
+        if isinstance(job.train, Generated) and not job.train.again:
+            raise UsageError(
+                f"{job.train.what} has begun already, and cannot be sent to the process that reads rows for the workers: give "
+                "a function that makes it, as pg.Generated(lambda: batches(), ...), or the generator function itself."
+            )
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
@@ -146,10 +154,12 @@ class _Crew:
             )
             for rank in range(engine.workers)
         ]
+        lectern = lay_out(job, self._segment.allocate, workers=engine.workers, window=self._window)
+        self._reading = None if lectern is None else Reading(job, session, lectern, self._start_reader)
         self._parcel = Parcel(job)
         self._messages, self._mouth = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._mouth, True)
-        self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(engine.workers + 1)]
+        self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(engine.workers + 2)]
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._members: list[Child] = []
         self._evaluator: Child | None = None
@@ -169,7 +179,8 @@ class _Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for member in [*self._members, *([self._evaluator] if self._evaluator else [])]:
+        others = [self._evaluator, self._reading.child if self._reading else None]
+        for member in [*self._members, *(child for child in others if child is not None)]:
             processes.kill(member.process)
             member.notes.close()
         self._signals.__exit__()
@@ -187,6 +198,8 @@ class _Crew:
 
     def work(self) -> None:
         """Start everyone, pass the start barrier, apply commits until the rows are used up or a stop is asked for."""
+        if self._reading:
+            self._reading.begin(self.center.leases.floor)
         for rank in range(self.engine.workers):
             self._members.append(self._start(rank, incarnation=0))
         while not all(member.ready for member in self._members) and self.session.stopped is None:
@@ -229,6 +242,8 @@ class _Crew:
                 self._on_ready(worker, incarnation)
             elif op == Op.LEFT:
                 self._members[worker].finished = True
+        if self._reading:
+            self._reading.publish(self.center.leases.floor)
 
     def _on_commit(self, worker: int, sequence: int) -> None:
         commit = self._slots[worker].get_commit(self.job.scheme.parts)
@@ -260,9 +275,11 @@ class _Crew:
         session.attend()
         if self.job.validation is not None and session.validation_due():
             if self._evaluator is None:
-                self._evaluator = self._start(self.engine.workers, incarnation=0, evaluator=True)
-            os.eventfd_write(self._doorbells[-1], 1)
+                self._evaluator = self._start(self.engine.workers, incarnation=0, role="evaluator")
+            os.eventfd_write(self._doorbells[self.engine.workers], 1)
         now = time.monotonic()
+        if self._reading:
+            self._reading.mind(now, self.engine.replace_after)
         for rank, member in enumerate(self._members):
             if member.finished:
                 continue
@@ -279,11 +296,14 @@ class _Crew:
 
     # -- children -------------------------------------------------------------------------------------------
 
-    def _start(self, rank: int, *, incarnation: int, evaluator: bool = False) -> Child:
+    def _start_reader(self, incarnation: int) -> Child:
+        return self._start(self.engine.workers + 1, incarnation=incarnation, role="reader")
+
+    def _start(self, rank: int, *, incarnation: int, role: str = "worker") -> Child:
         fill = partial(
             Post,
             workers=self.engine.workers,
-            threads=1 if evaluator else self.engine.threads_each,
+            threads=self.engine.threads_each if role == "worker" else 1,
             device=self.engine.device,
             parcel=Fd(self._parcel.fd),
             parcel_start=self._parcel.start,
@@ -292,29 +312,45 @@ class _Crew:
             layout=self._segment.layout,
             messages=Fd(self._mouth),
             doorbell=Fd(self._doorbells[rank]),
+            reader=Fd(self._doorbells[-1]),
             window=self._window,
         )
-        child = children.start(
-            fill, rank, self._watch, self.session.directory / "logs", incarnation=incarnation, evaluator=evaluator
-        )
-        if not evaluator:
+        logs = self.session.directory / "logs"
+        child = children.start(fill, rank, self._watch, logs, incarnation=incarnation, role=role)
+        if role == "worker":
             self.session.emit("worker", rank=rank, pid=child.process.pid, incarnation=incarnation)
         return child
 
     def _on_notes(self, rank: int) -> None:
-        member = self._evaluator if rank == self.engine.workers else self._members[rank]
-        assert member is not None
+        member = self._member(rank)
         for message in member.notes.read():
             if "error" in message:
                 member.error = message
+            elif "warning" in message:
+                self.session.emit("warning", message=message["warning"])
             elif "found" in message:
                 self.session.validated(message["found"], message["clock"], message["seconds"])
         if member.notes.ended:
             self._watch.drop(member.notes.fd)
 
+    def _member(self, rank: int) -> Child:
+        """Workers are numbered first, then the process that validates, then the one that reads."""
+        if rank < self.engine.workers:
+            return self._members[rank]
+        if rank == self.engine.workers:
+            assert self._evaluator is not None
+            return self._evaluator
+        assert self._reading is not None
+        member = self._reading.child
+        assert member is not None
+        return member
+
     def _on_death(self, rank: int) -> None:
         if rank == self.engine.workers:
             self._on_evaluator_death()
+            return
+        if rank > self.engine.workers:
+            self._on_reader_death(rank)
             return
         member = self._members[rank]
         self._watch.drop(member.process.sentinel)
@@ -352,6 +388,14 @@ class _Crew:
         replacement.lost_at = member.lost_at or time.monotonic()
         replacement.given_up = member.given_up
         self._members[rank] = replacement
+
+    def _on_reader_death(self, rank: int) -> None:
+        assert self._reading is not None
+        member = self._member(rank)
+        self._on_notes(rank)
+        self._watch.drop(member.process.sentinel)
+        self._watch.drop(member.notes.fd)
+        self._reading.on_death(self.center.leases.floor)
 
     def _on_evaluator_death(self) -> None:
         member = self._evaluator

@@ -14,10 +14,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from paragrad.data.source import example
+from paragrad.data.stream import Streamed
+from paragrad.engines.lectern import Seat, is_shared, open_source
 from paragrad.engines.processes import Fd
 from paragrad.engines.shared import Segment, open_parcel
 from paragrad.engines.slot import MESSAGE, Op, Slot
@@ -63,6 +67,8 @@ class Post:
     layout: dict[str, tuple[int, int, torch.dtype]]
     messages: Fd
     doorbell: Fd
+    reader: Fd
+    """The doorbell of the process that reads rows for all."""
     window: int
     notes: Fd
     log: Fd
@@ -70,15 +76,15 @@ class Post:
 
 def worker_main(post: Post) -> None:
     """Train until there are no rows left."""
-    _guarded(post, _train)
+    guarded(post, _train)
 
 
 def evaluator_main(post: Post) -> None:
     """Look at the center whenever the doorbell rings."""
-    _guarded(post, _evaluate)
+    guarded(post, _evaluate)
 
 
-def _guarded(post: Post, body: Callable[[Post, Job], None]) -> None:
+def guarded(post: Post, body: Callable[[Post, Job], None]) -> None:
     """Send output to the log; tell the parent about an exception before ending with status 1."""
     os.dup2(post.log.open(), 1)
     os.dup2(post.log.open(), 2)
@@ -86,7 +92,11 @@ def _guarded(post: Post, body: Callable[[Post, Job], None]) -> None:
     _keep_heap()
     torch.set_num_threads(post.threads)
     try:
-        body(post, open_parcel(post.parcel.open(), post.parcel_start, post.parcel_size))
+        job = open_parcel(post.parcel.open(), post.parcel_start, post.parcel_size)
+        for source in (job.train, job.validation):
+            if isinstance(source, Streamed):
+                source.report = partial(_warn, post)
+        body(post, job)
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
@@ -95,6 +105,10 @@ def _guarded(post: Post, body: Callable[[Post, Job], None]) -> None:
         note(post.notes.open(), {"error": text, "usage": str(error) if isinstance(error, UsageError) else None})
         sys.stderr.flush()
         os._exit(1)
+
+
+def _warn(post: Post, message: str) -> None:
+    note(post.notes.open(), {"warning": message})
 
 
 def _keep_heap() -> None:
@@ -326,11 +340,14 @@ def warm_learner(job: Job, device: str) -> Learner:
     seed_everything(job.plan.seed)
     learner = job.make_learner(device)
     if isinstance(learner, WarmsUp):
-        learner.warm_up(job.train.batch(job.plan.rows_of(0)))
+        learner.warm_up(example(job.train, job.plan))
     return learner
 
 
 def _train(post: Post, job: Job) -> None:
+    if is_shared(post.layout):
+        seat = Seat(post.rank, post.workers, post.window, post.reader.open())
+        job = changed(job, train=open_source(job, Segment(post.segment.open(), post.layout), seat))
     exchange = Posted(post, job, warm_learner(job, post.device))
     exchange.say(Op.READY)
     loop = work(job.scheme, exchange.me, incarnation=post.incarnation, distances=job.distances)

@@ -10,6 +10,7 @@ import torch._dynamo  # noqa: E402
 import torch.optim  # noqa: E402
 
 import paragrad.engines.localworker  # noqa: E402
+import paragrad.engines.reader  # noqa: E402
 import paragrad.learners.torch  # noqa: E402
 
 __all__ = ["paragrad", "torch"]

@@ -16,18 +16,25 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 PRELOAD = ["paragrad.engines.preload"]
+PRELOAD_KERAS = "paragrad.engines.preloadkeras"
 _PR_SET_PDEATHSIG = 1
 
 
 def server() -> multiprocessing.context.ForkServerContext:
     """Start the fork server if it does not run yet; it loads torch while the caller goes on."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, PRELOAD_KERAS] if _has_keras() else PRELOAD)
     from multiprocessing.forkserver import ensure_running
 
     with hidden_main():
         ensure_running()
     return context
+
+
+def _has_keras() -> bool:
+    """Whether this process has loaded Keras, on torch: its workers will need it, too."""
+    backend = getattr(sys.modules.get("keras"), "backend", None)
+    return backend is not None and backend.backend() == "torch"
 
 
 @contextlib.contextmanager

@@ -65,6 +65,7 @@ class Serial:
             integers=learner.integers.clone(),
             optimizer=self.job.center_optimizer(learner),
         )
+        self.job.follow(self.center)
         self.center.applied = self._note
         self._started = False
         self.actors = [self._make(rank) for rank in range(self.workers)]

@@ -12,6 +12,7 @@ import torch
 
 from paragrad.center import Center
 from paragrad.cluster import Cluster
+from paragrad.data.source import Orderly
 from paragrad.engines import devices, processes
 from paragrad.engines.crowd import Crowd, OneByOne, Together
 from paragrad.engines.signals import Signals
@@ -19,6 +20,7 @@ from paragrad.engines.simulation import Simulation
 from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners import batchable
+from paragrad.learners.keras import KerasLearner
 from paragrad.learners.learner import Learner
 from paragrad.learners.stepper import Precision
 from paragrad.learners.torch import TorchLearner
@@ -141,8 +143,12 @@ class Vector:
     def _why_loop(self, job: Job, learner: Learner) -> str | None:
         if self.mode == "loop":
             return "that was asked for"
+        if isinstance(learner, KerasLearner):
+            return "a Keras model holds its own variables"
         if type(learner) is not TorchLearner:
             return "the learner is one of your own"
+        if isinstance(job.train, Orderly):
+            return "the rows are streamed"
         if self.mode == "auto" and not self.device.startswith("cuda") and learner.weights.numel() > LARGE:
             return f"on a CPU that is faster for a model of {learner.weights.numel():,} parameters"
         return batchable.why_not(learner, job.train, job.plan)

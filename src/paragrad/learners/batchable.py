@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paragrad.data.plan import Plan
-from paragrad.data.source import Source
+from paragrad.data.source import Source, Weighted
 from paragrad.learners.rows import Task, TorchRows
 from paragrad.learners.torch import TorchLearner
 from paragrad.optim.rows import rows_of
@@ -22,6 +22,8 @@ def why_not(learner: TorchLearner, source: Source, plan: Plan) -> str | None:
     """
     if rows_of(learner.torch_optimizer) is None:
         return f"the optimiser {type(learner.torch_optimizer).__name__} is not known for rows"
+    if isinstance(source.batch(plan.rows_of(0)), Weighted):
+        return "its rows have weights"
     if learner.coarse:
         return "the module holds weights in a coarser type than the center"
     two = min(2, plan.positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -111,6 +112,21 @@ class Aliases(Protocol):
 
     def alias(self, vector: Vector) -> None:
         """Let ``vector`` be the weights, with what it holds."""
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """A learner whose model has names for its tensors, and perhaps a file format of its own."""
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that ``save`` writes; None: there is none."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that is kept of the model, by name."""
+
+    def save(self, path: Path) -> None:
+        """Write the model in its own format."""
 
 
 def is_aliasable(learner: Learner) -> TypeGuard[Aliases]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paragrad.data.source import TARGETS as TARGETS
-from paragrad.data.source import Source, all_rows, leaves, mapped, target_key
+from paragrad.data.source import Source, Weighted, all_rows, leaves, mapped, target_key
 from paragrad.errors import UsageError
 from paragrad.flat import Flat, Piece, floating_buffers, integer_buffers, trained
 from paragrad.learners.learner import Step
@@ -220,11 +220,13 @@ class TorchLearner:
             )
 
     def _backward(self, batch: Any) -> Step:
-        inputs, target = split(self._moved(batch))
+        batch = self._moved(batch)
+        inputs, target = split(batch)
         self._optimizer.clear()
         output = call(self.module, inputs)
         target = aligned(output, target, self.loss)
-        loss = self.loss(output, target)
+        weight = weight_of(batch)
+        loss = self.loss(output, target) if weight is None else weighted_loss(self.loss, output, target, weight)
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"The loss returned a {type(loss).__name__}; it must return a tensor of one number.")
         if loss.ndim:
@@ -233,7 +235,7 @@ class TorchLearner:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.gathered()
-        return Step(loss=float(loss.detach()), weight=normaliser(self.loss, target))
+        return Step(float(loss.detach()), normaliser(self.loss, target) if weight is None else float(len(weight)))
 
     def _moved(self, batch: Any) -> Any:
         if self.device.type == "cpu":
@@ -244,24 +246,22 @@ class TorchLearner:
 
     @torch.no_grad()
     def evaluate(self, source: Source, batch_size: int) -> dict[str, float]:
-        """Mean loss, accuracy where it has a meaning, and the metrics."""
+        """Mean loss, accuracy where it has a meaning, and the metrics; the weights of rows count in loss and accuracy."""
         self.spread()
         self.module.eval()
         totals: dict[str, float] = {}
         weights: dict[str, float] = {}
         try:
             for rows in all_rows(source, batch_size):
-                inputs, target = split(self._moved(source.batch(rows)))
+                batch = self._moved(source.batch(rows))
+                inputs, target = split(batch)
                 output = call(self.module, inputs)
                 target = aligned(output, target, self.loss)
-                found = {"loss": (float(self.loss(output, target)), normaliser(self.loss, target))}
-                right = accuracy(self.loss, output, target)
-                if right is not None:
-                    found["accuracy"] = (right, float(counted(self.loss, target).numel()))
+                found = sums(self.loss, output, target, weight_of(batch))
                 for name, metric in self.metrics.items():
-                    found[name] = (float(metric(output, target)), float(len(rows)))
+                    found[name] = (float(metric(output, target)) * len(rows), float(len(rows)))
                 for name, (value, weight) in found.items():
-                    totals[name] = totals.get(name, 0.0) + value * weight
+                    totals[name] = totals.get(name, 0.0) + value
                     weights[name] = weights.get(name, 0.0) + weight
         finally:
             self.module.train()
@@ -302,6 +302,8 @@ def _refuse_loss(loss: Any) -> None:
 
 def split(batch: Any) -> tuple[Any, Any]:
     """(inputs, target): the last of a tuple, the target key of a dict; a lone tensor is its own target."""
+    if isinstance(batch, Weighted):
+        return split(batch.rows)
     if isinstance(batch, dict):
         key = target_key(batch)
         return {k: v for k, v in batch.items() if k != key}, batch[key]
@@ -310,6 +312,41 @@ def split(batch: Any) -> tuple[Any, Any]:
             return batch[0], batch[0]
         return (batch[0] if len(batch) == 2 else tuple(batch[:-1])), batch[-1]
     return batch, batch
+
+
+def weight_of(batch: Any) -> torch.Tensor | None:
+    """The weight of each row, where rows have weights."""
+    return batch.weight if isinstance(batch, Weighted) else None
+
+
+def weighted_loss(loss: Any, output: Any, target: Any, weight: torch.Tensor) -> torch.Tensor:
+    """``sum of w_i * loss_i / rows``: not by the sum of weights, which may be 0 where some are negative."""
+    each = _of_each_row(loss)(output, target)
+    if not isinstance(each, torch.Tensor) or each.shape[:1] != weight.shape:
+        raise UsageError(
+            f"Rows have weights, but with reduction='none' {_name(loss)} returned "
+            f"{getattr(each, 'shape', type(each).__name__)} for {len(weight)} rows: use a loss that returns a number for each."
+        )
+    flat = each.reshape(len(weight), -1)
+    rows = flat.sum(1) if getattr(loss, "reduction", "mean") == "batchmean" else flat.mean(1)
+    return (weight * rows).sum() / len(weight)
+
+
+def _of_each_row(loss: Any) -> Loss:
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        each = copy.copy(loss)
+        each.reduction = "none"  # type: ignore[assignment]
+        return each
+    if any(loss is function for function in vars(nn.functional).values()):
+        return lambda output, target: loss(output, target, reduction="none")
+    raise UsageError(
+        f"Rows have weights, but {_name(loss)} gives one number for all of them. Use a loss of torch.nn, such as "
+        "torch.nn.CrossEntropyLoss(), or a module of your own with an attribute reduction that it goes by ('mean' or 'none')."
+    )
+
+
+def _name(loss: Any) -> Any:
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def call(module: nn.Module, inputs: Any) -> Any:
@@ -352,21 +389,53 @@ def normaliser(loss: Any, target: Any) -> float:
     return float(first.shape[0])
 
 
+def sums(loss: Any, output: Any, target: Any, weight: torch.Tensor | None) -> dict[str, tuple[float, float]]:
+    """Loss and accuracy of some rows as sums, each with what it is to be divided by; no accuracy where it has no meaning."""
+    if weight is None:
+        divisor = normaliser(loss, target)
+        found = {"loss": (float(loss(output, target)) * divisor, divisor)}
+        share = accuracy(loss, output, target)
+        if share is not None:
+            count = float(counted(loss, target).numel())
+            found["accuracy"] = (share * count, count)
+        return found
+    found = {"loss": (float(weighted_loss(loss, output, target, weight)) * len(weight), float(len(weight)))}
+    right = _right(loss, output, target)
+    if right is not None:
+        here = _counts(loss, right, target).to(weight.dtype).reshape(len(weight), -1)
+        mine = right.to(weight.dtype).reshape(len(weight), -1) * here
+        found["accuracy"] = (float((weight * mine.mean(1)).sum()), float((weight * here.mean(1)).sum()))
+    return found
+
+
 def accuracy(loss: Any, output: Any, target: Any) -> float | None:
     """The share of right answers, or None where that has no meaning (regression)."""
+    right = _right(loss, output, target)
+    if right is None:
+        return None
+    right = right[_counts(loss, right, target)]
+    return float(right.float().mean()) if right.numel() else 0.0
+
+
+def _counts(loss: Any, right: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Which answers count: those whose target the loss does not ignore."""
+    if by_class(loss) and right.shape == target.shape and not target.is_floating_point():
+        return target != getattr(loss, "ignore_index", -100)
+    return torch.ones_like(right, dtype=torch.bool)
+
+
+def _right(loss: Any, output: Any, target: Any) -> torch.Tensor | None:
+    """Which answers are right, or None where that has no meaning."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
     if not target.is_floating_point() and output.ndim == target.ndim + 1:
-        right = output.argmax(1) == target
-        if by_class(loss):
-            right = right[target != getattr(loss, "ignore_index", -100)]
-        return float(right.float().mean()) if right.numel() else 0.0
+        return output.argmax(1) == target
     if by_class(loss) and output.shape == target.shape and output.ndim > 1:
-        return float((output.argmax(1) == target.argmax(1)).float().mean())
+        return output.argmax(1) == target.argmax(1)
     if isinstance(loss, nn.BCEWithLogitsLoss) or loss is nn.functional.binary_cross_entropy_with_logits:
-        return float(((output > 0) == (target > 0.5)).float().mean())
+        return (output > 0) == (target > 0.5)
     if isinstance(loss, nn.BCELoss) or loss is nn.functional.binary_cross_entropy:
-        return float(((output > 0.5) == (target > 0.5)).float().mean())
+        return (output > 0.5) == (target > 0.5)
     return None
 
 

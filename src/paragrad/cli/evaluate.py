@@ -1,0 +1,110 @@
+"""``paragrad evaluate``: what a trained model is worth on rows whose labels are known."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from paragrad.data.given import Given
+    from paragrad.trained import Trained
+
+NAMES = {
+    "rows": "rows",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "log_loss": "log loss",
+    "auc": "ROC AUC",
+    "f1": "F1",
+    "f1_macro": "F1 (mean over classes)",
+    "mse": "mean squared error",
+    "mae": "mean absolute error",
+    "r2": "R²",
+}
+"""What a figure is called, in the order in which they are shown."""
+WIDEST = 20
+"""Classes whose confusion matrix is still shown."""
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE|CLASS=FILE",
+            help="Which rows: as for train, as often as you like. \\[default: those that the run was validated on]",
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The label. \\[default: as in training]")] = None,
+    weight: Annotated[str | None, typer.Option(metavar="COLUMN", help="The weight. \\[default: as in training]")] = None,
+    tree: Annotated[str | None, typer.Option(metavar="NAME", help="The tree or group. \\[default: as in training]")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="latest", help="The newest checkpoint, of a run that is not finished.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Compare what a trained model says with the labels: accuracy, loss, AUC, F1, confusion matrix; significance with weights.
+
+    paragrad evaluate runs/first --data test.npz
+    """
+    from paragrad.recipe import named_data
+    from paragrad.trained import load
+
+    trained = load(run, checkpoint=checkpoint)
+    rows = trained.given(named_data(data, label=label, weight=weight, tree=tree), labelled=True)
+    found = trained.judged(rows)
+    if as_json:
+        typer.echo(json.dumps(_plain(found) | {"classes": trained.classes, "data": rows.name}))
+    else:
+        show(trained, rows, found)
+
+
+def show(trained: Trained, rows: Given, found: dict[str, Any]) -> None:
+    """The figures, the confusion matrix and the best cut as tables."""
+    from rich.text import Text
+
+    from paragrad.cli.tables import console, table
+
+    for note in rows.notes:
+        console.print(note, soft_wrap=True, markup=False)
+    console.print(f"{trained.directory}, on {rows.name}:", soft_wrap=True, markup=False)
+    made = table("figure", "value")
+    made.columns[1].justify = "right"
+    for name, title in NAMES.items():
+        if name in found:
+            made.add_row(title, f"{found[name]:,}" if name == "rows" else figure(found[name]))
+    console.print(made)
+    matrix = found.get("confusion")
+    if matrix is not None and len(matrix) <= WIDEST:
+        names = trained.classes or tuple(str(number) for number in range(len(matrix)))
+        made = table("true \\ predicted", *names, title="Confusion matrix")
+        for column in made.columns[1:]:
+            column.justify = "right"
+        for name, line in zip(names, matrix, strict=True):
+            made.add_row(Text(name), *(f"{value:,}" if isinstance(value, int) else figure(value) for value in line))
+        console.print(made)
+    best = found.get("significance")
+    if best is not None:
+        made = table(
+            "best cut on the score", "signal s", "background b", "AMS", "s / √b", title="Significance (weights as events)"
+        )
+        for column in made.columns:
+            column.justify = "right"
+        made.add_row(*(figure(best[name]) for name in ("cut", "s", "b", "ams", "s_over_root_b")))
+        console.print(made)
+
+
+def figure(value: float) -> str:
+    """A number for people."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    """What JSON can hold: it has no NaN."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}

@@ -1,0 +1,63 @@
+"""A NumPy archive with a part to train on and perhaps one to test on: x_train, y_train, x_test, y_test."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paragrad.data.source import Arrays
+from paragrad.data.trees import as_labels, check_rows, converted
+from paragrad.errors import UsageError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def read(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of an .npz that are ours; the others are not even unpacked."""
+    if not file.is_file():
+        raise UsageError(f"{file} is {'a directory' if file.is_dir() else 'not there'}. Give the path of an .npz file.")
+    try:
+        with file.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UsageError(f"{file} holds one array only. Write an .npz: np.savez(path, x_train=..., y_train=...).")
+            with archive:
+                for key in KEYS[:2]:
+                    if key not in archive.files:
+                        near = get_close_matches(key, set(archive.files) - set(KEYS), n=1)
+                        hint = f" Rename {near[0]!r}?" if near else ""
+                        raise UsageError(
+                            f"{file} has no array {key!r}.{hint} It has: {', '.join(archive.files) or 'none at all'}. "
+                            "Write it by np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
+                        )
+                return {key: archive[key] for key in archive.files if key in KEYS}
+    except UsageError:
+        raise
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        if "pickle" in str(error) and zipfile.is_zipfile(file):
+            raise UsageError(
+                f"{file} holds pickled Python objects, which may run any code when they are read. Save plain numbers: "
+                "np.savez(path, x_train=x.astype('float32'), ...)."
+            ) from error
+        raise UsageError(
+            f"{file} cannot be read as an .npz ({type(error).__name__}: {error}). It may be cut short, or of another kind: "
+            "write it anew by np.savez(path, x_train=..., y_train=...)."
+        ) from error
+
+
+def part_of(found: dict[str, np.ndarray[Any, Any]], part: str, file: Path, notes: list[str]) -> Arrays:
+    """The part called train or test."""
+    x, y = found[f"x_{part}"], found.get(f"y_{part}")
+    if y is None:
+        raise UsageError(f"{file} has x_{part} but no y_{part}. Add y_{part}, or leave both out.")
+    if x.dtype == np.uint8 and x.ndim >= 3:
+        x = np.divide(x, np.float32(255), dtype=np.float32)
+        notes.append(f"The images of {file.name} are bytes: they are scaled to float32 from 0 to 1.")
+    named = converted({f"x_{part}": x, f"y_{part}": y}, file.name)
+    check_rows(named, file.name)
+    return Arrays((named[f"x_{part}"], as_labels(named[f"y_{part}"])))

@@ -1,0 +1,133 @@
+"""HDF5: every dataset of the table's length is a column, and so is every field of a compound type."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paragrad.data.formats.file import TEXT, Array, Column, Handle, Jagged, even, refuse, rows_of_a_piece
+from paragrad.errors import UsageError, unknown
+
+
+def open_file(path: Path, tree: str | None) -> Hdf5:
+    """The table in an HDF5 file, or in one group of it."""
+    return Hdf5(path, tree)
+
+
+class Hdf5:
+    """An HDF5 file. The table is made of the datasets that have as many rows as most others."""
+
+    def __init__(self, path: Path, group: str | None) -> None:
+        self.name = str(path)
+        self._group = group
+        self._handle = Handle(partial(_open, self.name))
+        self.columns: dict[str, Column] = {}
+        self.aside: dict[str, str] = {}
+        self._places: dict[str, tuple[str, str | None]] = {}
+        """The dataset of a column, and the field where it is of a compound type."""
+        found = self._datasets()
+        lengths = Counter(len(dataset) for dataset in found.values() for _ in dataset.dtype.names or (None,))
+        rows = max(lengths, key=lambda length: (lengths[length], length), default=0)
+        compound = [place for place, dataset in found.items() if dataset.dtype.names and len(dataset) == rows]
+        chunks = []
+        for place, dataset in found.items():
+            if len(dataset) != rows:
+                self.aside[place] = f"it has {len(dataset):,} rows, the table {rows:,}"
+                continue
+            chunks.append(dataset.chunks[0] if dataset.chunks else 1)
+            for field in dataset.dtype.names or (None,):
+                name = place if field is None else field if len(compound) == 1 and field not in found else f"{place}/{field}"
+                column = _column(dataset.dtype if field is None else dataset.dtype[field], dataset.shape[1:])
+                if column is None:
+                    self.aside[name] = f"it is of type {dataset.dtype}"
+                else:
+                    self.columns[name] = column
+                    self._places[name] = (place, field)
+        size, chunk = rows_of_a_piece(self.columns.values()), max(chunks, default=1)
+        self._size = chunk * max(1, size // chunk)
+        self.lengths = even(rows, self._size)
+
+    def read(self, piece: int, names: Sequence[str]) -> dict[str, Array | Jagged]:
+        """Some columns of a piece."""
+        start = piece * self._size
+        root = self._root()
+        compound: dict[str, Array] = {}
+        found: dict[str, Array | Jagged] = {}
+        try:
+            for name in names:
+                place, field = self._places[name]
+                if field is None:
+                    values = root[place][start : start + self._size]
+                else:
+                    if place not in compound:
+                        compound[place] = root[place][start : start + self._size]
+                    values = compound[place][field]
+                found[name] = _array(values, self.columns[name])
+        except (OSError, RuntimeError) as error:
+            refuse(self.name, "HDF5", error)
+        return found
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._handle.close()
+
+    def _root(self) -> Any:
+        file = self._handle.get()
+        if self._group is None:
+            return file
+        if self._group not in file:
+            raise unknown(f"group in {self.name}:", self._group, [key for key, value in file.items() if hasattr(value, "keys")])
+        return file[self._group]
+
+    def _datasets(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def keep(name: str, thing: Any) -> None:
+            if hasattr(thing, "shape"):
+                if thing.shape:
+                    found[name] = thing
+                else:
+                    self.aside[name] = "it is a single value"
+
+        root = self._root()
+        if hasattr(root, "shape"):
+            return {root.name.rpartition("/")[2]: root} if root.shape else {}
+        root.visititems(keep)
+        return found
+
+
+def _open(name: str) -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise UsageError(f"{name} is read by h5py, which is missing: pip install 'paragrad[hdf5]'.") from None
+    try:
+        return h5py.File(name, "r", locking=False)
+    except OSError as error:
+        refuse(name, "HDF5", error)
+
+
+def _column(dtype: Any, shape: tuple[int, ...]) -> Column | None:
+    if dtype.subdtype is not None:
+        dtype, inner = dtype.subdtype
+        shape = (*shape, *inner)
+    listed = dtype.metadata.get("vlen") if dtype.metadata else None
+    if dtype.kind == "S" or listed in (str, bytes):
+        return None if shape else Column(TEXT)
+    if listed is not None:
+        return None if shape or np.dtype(listed).kind not in "biuf" else Column(np.dtype(listed).newbyteorder("="), jagged=True)
+    return Column(dtype.newbyteorder("="), shape) if dtype.kind in "biuf" else None
+
+
+def _array(values: Array, column: Column) -> Array | Jagged:
+    if column.jagged:
+        found = Jagged.of(values)
+        return Jagged(found.values.astype(column.dtype), found.counts)
+    if column.dtype == TEXT:
+        return np.array([value.decode() if isinstance(value, bytes) else value for value in values], dtype=object)
+    return np.asarray(values, dtype=column.dtype)

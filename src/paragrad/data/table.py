@@ -1,0 +1,270 @@
+"""pg.Table: where rows come from, and which columns are what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paragrad import options
+from paragrad.data.formats import open_file
+from paragrad.data.formats.file import TEXT, Column, File, Jagged, first_text
+from paragrad.data.formats.frame import Frame, columns_of, is_frame
+from paragrad.data.labels import Label, look_at_labels
+from paragrad.data.opened import Opened
+from paragrad.data.paths import are_classes, are_paths, files_of
+from paragrad.data.source import TARGETS
+from paragrad.errors import UsageError, unknown
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows from files, frames or arrays, with columns by name.
+
+    Several features become one array of shape (rows, features) in float32; a single one of higher rank, such as images, keeps
+    its shape. Labels that are whole numbers are classes, and so is text, in sorted order; other numbers are to be met.
+    """
+
+    source: Any
+    """A path (.csv, .parquet, .h5, .root, .npy, .npz), a glob, a directory, or a list of those; for each class by name any of
+    those; a pandas or polars frame; arrays by name; or a pair (x, y)."""
+    features: Sequence[str] | None = None
+    """Names of columns, or globs such as ``jet_*``; by default all but label and weight."""
+    label: str | None = None
+    """What is to be predicted; by default the column called y, target, targets, label or labels."""
+    weight: str | None = None
+    """How much a row counts in the loss; may be negative."""
+    transforms: tuple[Any, ...] = ()
+    """What is done to the columns, one after another; fitted on the rows that are trained on."""
+    tree: str | None = None
+    """The TTree or RNTuple of a ROOT file that has several, or a group of an HDF5 file."""
+    pad: int | Mapping[str, int] | None = None
+    """To how many values lists are cut, or filled up with zeros, that differ in length from row to row; for all, or by name."""
+    stream: bool | None = None
+    """Whether rows are read while training instead of before; by default where they would fill half of the free memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("features", "transforms"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise UsageError(f"{name}={value!r} is one text, but it is a list: write {name}=[{value!r}].")
+            if value is not None:
+                object.__setattr__(self, name, tuple(value))
+        lengths = self.pad.values() if isinstance(self.pad, Mapping) else () if self.pad is None else (self.pad,)
+        for length in lengths:
+            if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+                raise UsageError(f"pad={self.pad}, but a length is a whole number of at least 1.")
+        if are_classes(self.source) and self.label is not None:
+            raise UsageError(
+                f"label={self.label!r}, but the source says for each class in which files it lies ({', '.join(self.source)}): "
+                "leave the label out, or give the files as a list."
+            )
+
+    @property
+    def name(self) -> str:
+        """A word for messages."""
+        if are_classes(self.source):
+            return ", ".join(self.source)
+        if are_paths(self.source):
+            paths = self.source if isinstance(self.source, list | tuple) else [self.source]
+            return Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} paths"
+        return "frame" if is_frame(self.source) else "arrays"
+
+    def config(self) -> dict[str, Any] | None:
+        """What a run.toml says of it; None where the rows were made in Python."""
+        if are_classes(self.source):
+            data: Any = [f"{name}={path}" for name, paths in self.source.items() for path in _listed(paths)]
+        elif are_paths(self.source):
+            data = [str(path) for path in _listed(self.source)]
+        else:
+            return None
+        config = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("source", "transforms")}
+        config |= {"data": data[0] if len(data) == 1 else data, "transform": [options.describe(one) for one in self.transforms]}
+        config["pad"] = dict(self.pad) if isinstance(self.pad, Mapping) else self.pad
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in config.items() if value not in (None, [])
+        }
+
+    def open(self, labelled: bool = True, classes: Sequence[str] | None = None) -> Opened:
+        """Look at the files, and at what is in their columns.
+
+        ``labelled=False`` reads the features alone, to predict from; ``classes`` are those of a training, which labels name.
+        """
+        notes: list[str] = []
+        files, origins = self._with_rows(notes)
+        first = files[0]
+        label = self._label(first) if labelled and not are_classes(self.source) else None
+        weight = _there(first, self.weight) if labelled and self.weight is not None else None
+        features = self._features(first, label)
+        used = [name for name in (*features, label, weight) if name is not None]
+        for file in files[1:]:
+            _check_same(first, file, used, every=self.features is None)
+        if self.features is None and first.aside:
+            name, why = next(iter(first.aside.items()))
+            more = f" (and {len(first.aside) - 1} more)" * (len(first.aside) > 1)
+            notes.append(f"{first.name}: {name!r}{more} is left out, since {why}.")
+        known = {name: self._padded(name, first.columns[name], files) for name in used}
+        if not self.transforms:
+            for name in (*features, *([weight] if weight is not None else [])):
+                _refuse_text(name, known[name], first)
+        opened = Opened(
+            table=self,
+            files=tuple(files),
+            columns=known,
+            features=tuple(features),
+            label=label,
+            weight=weight,
+            origins=origins,
+            notes=tuple(notes),
+        )
+        if not labelled:
+            return replace(opened, classes=tuple(classes) if classes is not None else None)
+        if are_classes(self.source):
+            names = tuple(self.source) if classes is None else tuple(classes)
+            strange = [name for name in self.source if name not in names]
+            if strange:
+                raise unknown("class", strange[0], names)
+            return replace(
+                opened,
+                kind=Label.FILE,
+                classes=names,
+                origins=tuple(names.index(tuple(self.source)[place]) for place in origins),
+            )
+        kind, found = look_at_labels(opened, None if classes is None else tuple(classes))
+        return replace(opened, kind=kind, classes=found)
+
+    def _with_rows(self, notes: list[str]) -> tuple[list[File], tuple[int, ...]]:
+        """The files that have rows, and the place of each one's class."""
+        files: list[File] = []
+        origins: list[int] = []
+        for given, place in self._files():
+            # A file of no bytes is no table of its kind, but is what a job without events leaves behind.
+            if isinstance(given, Path) and given.is_file() and not given.stat().st_size:
+                notes.append(f"{given} is empty and is passed over.")
+                continue
+            file = open_file(given, self.tree) if isinstance(given, Path) else given
+            file.close()  # there may be more of them than can be open
+            if not sum(file.lengths):
+                notes.append(f"{file.name} has no rows and is passed over.")
+                continue
+            files.append(file)
+            origins.append(place)
+        if not files:
+            raise UsageError(f"There are no rows in {self.name}. {' '.join(notes)}")
+        return files, tuple(origins)
+
+    def _files(self) -> list[tuple[Path | Frame, int]]:
+        """Every file, or table in memory, and the place of its class where the class comes from the file."""
+        if are_classes(self.source):
+            return [(file, place) for place, paths in enumerate(self.source.values()) for file in files_of(paths)]
+        if are_paths(self.source):
+            return [(file, 0) for file in files_of(self.source)]
+        if is_frame(self.source):
+            return [(Frame(columns_of(self.source), "the frame"), 0)]
+        if isinstance(self.source, Mapping):
+            return [(Frame({str(key): value for key, value in self.source.items()}, "the arrays"), 0)]
+        if isinstance(self.source, tuple | list) and len(self.source) == 2:
+            x, y = np.asarray(self.source[0]), self.source[1]
+            columns = (
+                {str(place): x[:, place] for place in range(x.shape[1])} if x.ndim == 2 else {"0" if x.ndim < 2 else "x": x}
+            )
+            return [(Frame({**columns, "y": y}, "the arrays"), 0)]
+        raise UsageError(
+            f"Table(source={type(self.source).__name__}), but rows come from a path, a glob, a directory, a list of those, the "
+            "same for each class by name, a pandas or polars frame, arrays by name, or a pair (x, y)."
+        )
+
+    def _label(self, file: File) -> str:
+        if self.label is not None:
+            return _there(file, self.label)
+        for name in TARGETS:
+            if name in file.columns:
+                return name
+        raise UsageError(
+            f"Nothing says which column of {file.name} is to be predicted: give label= (--label). It has: "
+            f"{', '.join(file.columns)}."
+        )
+
+    def _features(self, file: File, label: str | None) -> list[str]:
+        apart = {label, self.label, self.weight}
+        if self.features is None:
+            targets = {next((name for name in TARGETS if name in file.columns), None)} if self.label is None else set()
+            found = [name for name in file.columns if name not in apart | targets]
+            if not found:
+                raise UsageError(f"{file.name} has no column beside its label: there is nothing to learn from.")
+            return found
+        found = []
+        for name in self.features:
+            if name in apart:
+                role = "weight" if name == self.weight else "label"
+                raise UsageError(
+                    f"{name!r} is among the features and is the {role}: the model would be told the answer. Leave it out."
+                )
+            matched = (
+                [name] if name in file.columns else [one for one in file.columns if fnmatchcase(one, name) and one not in apart]
+            )
+            found += [one for one in matched or [_there(file, name)] if one not in found]
+        return found
+
+    def _padded(self, name: str, column: Column, files: Sequence[File]) -> Column:
+        """The column as it is once its lists have one length."""
+        if not column.jagged:
+            return column
+        length = self.pad.get(name) if isinstance(self.pad, Mapping) else self.pad
+        if length is None:
+            longest = 0
+            for file in files:
+                for piece in range(len(file.lengths)):
+                    values = file.read(piece, [name])[name]
+                    assert isinstance(values, Jagged)
+                    longest = max(longest, int(values.counts.max(initial=0)))
+            raise UsageError(
+                f"Column {name!r} of {files[0].name} holds lists of different lengths, the longest of {longest}. Say to which "
+                f"length they are cut or filled up with zeros: pad={longest} (--pad {longest}), or leave the column out."
+            )
+        return Column(column.dtype, (length,))
+
+
+def _listed(paths: Any) -> list[Any]:
+    return list(paths) if isinstance(paths, list | tuple) else [paths]
+
+
+def _there(file: File, name: str) -> str:
+    if name in file.aside:
+        raise UsageError(f"{name!r} in {file.name} is no column that can be used, since {file.aside[name]}.")
+    if name not in file.columns:
+        raise unknown(f"column of {file.name}:", name, file.columns)
+    return name
+
+
+def _check_same(first: File, file: File, used: Sequence[str], *, every: bool) -> None:
+    for name in used:
+        if name not in file.columns:
+            raise UsageError(f"{first.name} has a column {name!r}, but {file.name} has none: give files with the same columns.")
+        one, other = first.columns[name], file.columns[name]
+        if one != other:
+            raise UsageError(
+                f"Column {name!r} is {one} in {first.name}, but {other} in {file.name}: write both with the same type."
+            )
+    more = [name for name in file.columns if name not in first.columns]
+    if every and more:
+        raise UsageError(
+            f"{file.name} has a column {more[0]!r}, but {first.name} has none: give files with the same columns, or name the "
+            "features (features=, --features)."
+        )
+
+
+def _refuse_text(name: str, column: Column, file: File) -> None:
+    if column.dtype != TEXT:
+        return
+    values = file.read(0, [name])[name]
+    assert not isinstance(values, Jagged)
+    place = first_text(values)
+    raise UsageError(
+        f"Column {name!r} of {file.name} holds text ({values[place]!r} in row {place}), but numbers are due. Leave it out "
+        "(features=, --features), or turn it into numbers by a transformation."
+    )

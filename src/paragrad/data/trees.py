@@ -1,0 +1,154 @@
+"""Nested arrays, as users give them: every leaf a tensor with one first dimension, and what is wrong with them said by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from paragrad.data.source import Arrays, Weighted, leaves, mapped, target_key
+from paragrad.errors import UsageError
+
+CHECKED = 65_536
+"""Rows whose finiteness is checked at a time, so that the check needs little memory."""
+
+
+def checked(tree: Any, what: str) -> Arrays:
+    """Tensors as a source, if they can be trained on."""
+    check_rows(tree, what)
+    return Arrays(tree)
+
+
+def batch_of(data: Any, what: str) -> Any:
+    """One mini-batch, or a piece of a file, converted and checked as arrays are."""
+    tree = as_tree(data, what)
+    check_rows(tree, what)
+    return tree
+
+
+def as_tree(data: Any, what: str) -> Any:
+    """The same nesting with every array a tensor that has rows."""
+    if isinstance(data, Weighted):
+        return Weighted(as_tree(data.rows, what), _weights(data.weight, what))
+    tree = converted(data, what)
+    if not leaves(tree):
+        raise UsageError(f"{what} is empty: give at least one array.")
+    if isinstance(tree, dict):
+        key = target_key(tree)
+        return {**tree, key: mapped(tree[key], as_labels)}
+    if isinstance(tree, tuple):
+        return tree[0] if len(tree) == 1 else (*tree[:-1], mapped(tree[-1], as_labels))
+    return tree
+
+
+def _weights(data: Any, what: str) -> torch.Tensor:
+    weight = converted(data, f"{what}.weight")
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 1:
+        raise UsageError(f"{what}.weight must be one array with a number for each row.")
+    return weight.float()
+
+
+def converted(data: Any, where: str) -> Any:
+    """The same nesting with every array a tensor."""
+    if isinstance(data, dict):
+        return {key: converted(value, f"{where}[{key!r}]") for key, value in data.items()}
+    if isinstance(data, tuple) or (isinstance(data, list) and _holds_arrays(data)):
+        return tuple(converted(value, f"{where}[{index}]") for index, value in enumerate(data))
+    leaf = data.detach().cpu() if isinstance(data, torch.Tensor) else _tensor(_array(data, where), where)
+    if not leaf.ndim:
+        raise UsageError(f"{where} is a single number, but an array needs one row for each example.")
+    return leaf
+
+
+def _holds_arrays(values: list[Any]) -> bool:
+    return any(
+        _holds_arrays(value) if isinstance(value, list) else isinstance(value, tuple | dict) or hasattr(value, "__array__")
+        for value in values
+    )
+
+
+def _array(data: Any, where: str) -> np.ndarray[Any, Any]:
+    if isinstance(data, np.ma.MaskedArray):
+        raise UsageError(f"{where} is a masked array, whose mask would be lost: fill it, as by {where}.filled(0).")
+    if (
+        data is None
+        or isinstance(data, str | bytes)
+        or not (isinstance(data, list | int | float) or hasattr(data, "__array__"))
+    ):
+        raise UsageError(f"{where} is a {type(data).__name__}, but it must be a NumPy array or a torch tensor.")
+    try:
+        return np.asarray(data)
+    except ValueError as error:
+        raise UsageError(f"{where} is a ragged list ({error}): give every row the same length.") from error
+
+
+def _tensor(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
+    if array.dtype.kind not in "biufc":
+        raise UsageError(
+            f"{where} is of type {array.dtype}, but only numbers can be trained on: turn it into numbers of one type, "
+            "as by .astype('float32')."
+        )
+    narrow = {"float64": "float32", "float128": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+    name = array.dtype.newbyteorder("=").name
+    array = np.asarray(array, dtype=narrow.get(name, name))
+    if array.ndim:
+        array = np.ascontiguousarray(array)
+    with warnings.catch_warnings():
+        # torch warns that a read-only array must not be written to; sources are only read.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        return torch.from_numpy(array)
+
+
+def as_labels(leaf: torch.Tensor) -> torch.Tensor:
+    """Whole-number targets as int64."""
+    return leaf if leaf.is_floating_point() or leaf.is_complex() else leaf.to(torch.int64)
+
+
+def named(tree: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every leaf with the words that lead to it."""
+    if isinstance(tree, Weighted):
+        yield from named(tree.rows, where)
+        yield f"{where}.weight", tree.weight
+        return
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from named(value, f"{where}[{key!r}]")
+    elif isinstance(tree, tuple | list):
+        for index, value in enumerate(tree):
+            yield from named(value, f"{where}[{index}]")
+    else:
+        yield where, tree
+
+
+def check_rows(tree: Any, what: str) -> None:
+    """Raise where leaves differ in length, are empty, or hold NaN or infinity."""
+    first, length = "", -1
+    for where, leaf in named(tree, what):
+        if length < 0:
+            first, length = where, len(leaf)
+        if len(leaf) != length:
+            raise UsageError(f"{first} has {length:,} rows, but {where} has {len(leaf):,}: give each row its target.")
+        if not length:
+            raise UsageError(f"{where} has no rows (its shape is {tuple(leaf.shape)}).")
+        if not leaf.numel():
+            raise UsageError(f"{where} has rows without a value (its shape is {tuple(leaf.shape)}).")
+        _check_finite(leaf, where)
+
+
+def _check_finite(leaf: torch.Tensor, where: str) -> None:
+    if not leaf.is_floating_point():
+        return
+    rows: list[int] = []
+    for start in range(0, len(leaf), CHECKED):
+        part = leaf[start : start + CHECKED]
+        if not torch.isfinite(part.sum()):
+            bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
+            rows += (start + bad.nonzero().reshape(-1)).tolist()
+    if rows:
+        raise UsageError(
+            f"{where} has NaN or infinity in {len(rows):,} of {len(leaf):,} rows, first in row {rows[0]}. "
+            "Leave these rows out, or put a number in their place."
+        )

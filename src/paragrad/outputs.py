@@ -1,0 +1,106 @@
+"""What a model's outputs mean: probabilities or numbers, and the figures that judge them, gathered batch by batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from paragrad import metrics
+from paragrad.card import Head
+
+Array: TypeAlias = np.ndarray[Any, Any]
+BY_CLASS = ("softmax", "log_softmax", "scores", "probabilities")
+"""Heads with an output for each class."""
+
+
+def scores_of(output: torch.Tensor, head: Head) -> Array:
+    """Probabilities, or the numbers as they are."""
+    if head == "softmax":
+        output = output.softmax(1)
+    elif head == "log_softmax":
+        output = output.exp()
+    elif head == "sigmoid":
+        output = output.sigmoid()
+    if head not in BY_CLASS and output.ndim == 2 and output.shape[1] == 1:
+        output = output[:, 0]
+    return np.asarray(as_numpy(output))
+
+
+def _logarithms(output: torch.Tensor, head: Head) -> torch.Tensor:
+    """A score for each of two or more classes, in the last dimension; logarithms of probabilities, where there are such."""
+    if head in BY_CLASS:
+        if head == "probabilities":
+            return output.clamp(torch.finfo(output.dtype).tiny, 1.0).log()  # Keras has the classes last
+        output = output.movedim(1, -1)
+        return F.log_softmax(output, -1) if head == "softmax" else output
+    if head == "sigmoid":
+        return torch.stack([F.logsigmoid(-output), F.logsigmoid(output)], -1)
+    output = output.clamp(torch.finfo(output.dtype).tiny, 1.0)
+    return torch.stack([torch.log1p(-output).clamp(min=-100.0), output.log()], -1)
+
+
+def as_numpy(value: Any) -> Any:
+    """A tensor as an array; None stays None."""
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+
+
+class Gathered:
+    """Metrics that fit what the outputs are, gathered batch by batch."""
+
+    def __init__(self, head: Head, output: torch.Tensor, target: torch.Tensor) -> None:
+        self._head = head
+        self._soft = head in BY_CLASS and target.is_floating_point()
+        self._each: list[Any] = []
+        if head == "numbers":
+            self._each = [metrics.Numbers()]
+        elif head in ("sigmoid", "probability"):
+            self._each = [metrics.Classes(2) for _ in range(math.prod(output.shape[1:]))]
+        elif head != "value":
+            self._each = [metrics.Classes(output.shape[1])]
+
+    def add(self, output: torch.Tensor, target: torch.Tensor, weight: Array | None) -> None:
+        """The next rows."""
+        if self._head in ("numbers", "value"):
+            for numbers in self._each:
+                numbers.add(as_numpy(output), as_numpy(target), weight)
+            return
+        scores = _logarithms(output, self._head)
+        if self._head in ("sigmoid", "probability"):
+            flat, wanted = scores.reshape(len(scores), -1, 2), (target > 0.5).reshape(len(target), -1)
+            for place, one in enumerate(self._each):
+                one.add(as_numpy(flat[:, place]), as_numpy(wanted[:, place]).astype(np.int64), weight)
+            return
+        wanted = target.argmax(1) if self._soft else target
+        within = math.prod(wanted.shape[1:])
+        weight = weight if weight is None or within == 1 else np.repeat(weight, within)
+        flat = scores.reshape(-1, scores.shape[-1])
+        self._each[0].add(as_numpy(flat), as_numpy(wanted).reshape(-1), weight, logarithms=self._head != "scores")
+
+    def result(self) -> dict[str, Any]:
+        """The figures by name; of several labels their means."""
+        found = [one.result() for one in self._each]
+        if len(found) < 2:
+            return dict(*found)
+        return {name: float(np.mean([one[name] for one in found])) for name in ("accuracy", "log_loss", "auc", "f1")}
+
+
+class Means:
+    """Loss and accuracy as validation computes them: sums over mini-batches, each with what it is divided by."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, found: dict[str, tuple[float, float]]) -> None:
+        """The sums of a mini-batch."""
+        for name, (value, divisor) in found.items():
+            total = self._sums.setdefault(name, [0.0, 0.0])
+            total[0] += value
+            total[1] += divisor
+
+    def result(self) -> dict[str, float]:
+        """The means by name."""
+        return {name: total / divisor if divisor else math.nan for name, (total, divisor) in self._sums.items()}
