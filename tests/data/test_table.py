@@ -100,6 +100,21 @@ def test_syncsgd_comes_to_the_same_model_from_every_format(kind: str, tmp_path: 
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+def test_transformed_rows_are_the_same_from_every_format(tmp_path: Path) -> None:
+    told = events(200)
+    told["pt"][::7] = -999.0
+    made = (pg.Missing(value=-999.0, columns=("pt",), flag=True), pg.Log(columns=("pt",)), pg.Standardise())
+    found = set()
+    for kind in ("csv", "parquet", "hdf5", "compound", "ttree", "rntuple"):
+        suffix, write = WRITERS[kind]
+        path = write(tmp_path / f"{kind}{suffix}", told, 50)
+        parts = split(pg.Table(path, features=NAMES, label="label", weight="w", transforms=made), holdout=0.25, seed=3)
+        found.add(
+            b"".join(leaf.numpy().tobytes() for source in (parts.train, parts.validation) for leaf in leaves(source.tree))
+        )
+    assert len(found) == 1
+
+
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="there is no folder shared/data beside the repository")
 def test_higgs_rows_are_the_same_from_every_format(tmp_path: Path) -> None:
     archive = np.load(SHARED_DATA / "higgs_uci" / "higgs_uci.npz")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from paragrad.data.arena import Arena, picked, private
+from paragrad.data.formats.file import PASSING
 from paragrad.data.plan import BUFFER, BlockPlan, Plan, Rows
 from paragrad.data.source import leaves, mapped
 from paragrad.data.trees import batch_of
@@ -32,11 +32,6 @@ GIVEN_UP = 900.0
 """Seconds for which a read that fails is tried again."""
 SAMPLE = 1_000
 """Rows that a fingerprint looks at."""
-PASSING = {
-    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EREMOTEIO, errno.ENOTCONN),
-    *(errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-}
-"""What a file system says that is not there for the moment; anything else, as a file that is gone, is there to stay."""
 
 
 @runtime_checkable

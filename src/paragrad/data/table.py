@@ -12,6 +12,7 @@ import numpy as np
 
 from paragrad import options
 from paragrad.data.formats import open_file
+from paragrad.data.formats.csv import DOUBLE, FLOAT, Csv
 from paragrad.data.formats.file import TEXT, Column, File, Jagged, first_text
 from paragrad.data.formats.frame import Frame, columns_of, is_frame
 from paragrad.data.labels import Label, look_at_labels
@@ -101,6 +102,7 @@ class Table:
         weight = _there(first, self.weight) if labelled and self.weight is not None else None
         features = self._features(first, label)
         used = [name for name in (*features, label, weight) if name is not None]
+        _widen(files)
         for file in files[1:]:
             _check_same(first, file, used, every=self.features is None)
         if self.features is None and first.aside:
@@ -239,6 +241,15 @@ def _there(file: File, name: str) -> str:
     if name not in file.columns:
         raise unknown(f"column of {file.name}:", name, file.columns)
     return name
+
+
+def _widen(files: Sequence[File]) -> None:
+    """Whether a CSV file's numbers are float32 is told by their digits: where one has more, all are read as float64."""
+    text = [file for file in files if isinstance(file, Csv)]
+    for name in {name for file in text for name, column in file.columns.items() if column == Column(DOUBLE)}:
+        for file in text:
+            if file.columns.get(name) == Column(FLOAT):
+                file.widen(name)
 
 
 def _check_same(first: File, file: File, used: Sequence[str], *, every: bool) -> None:

@@ -18,7 +18,10 @@ BLOCK = 4 * 2**20
 MOST = 4 * BLOCK
 """Bytes after which a piece ends with the block, however few rows it has."""
 DELIMITERS = ",;\t"
+LOOKED_AT = 200
+"""Rows by whose digits it is told whether numbers were written from float32."""
 NEWLINE, RETURN, QUOTE = b'\n\r"'
+FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def open_file(path: Path, tree: str | None) -> Csv:
@@ -29,7 +32,8 @@ def open_file(path: Path, tree: str | None) -> Csv:
 class Csv:
     """A CSV file with a line of names, or with numbers only: its columns are then called 0, 1, 2, ...
 
-    A column whose values in the first piece are numbers is float64, any other is text.
+    A column whose values in the first piece are numbers is float32 where these have no more digits than that holds, and float64
+    where they do; any other is text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,16 +47,20 @@ class Csv:
         except OSError as error:
             raise UsageError(f"{self.name} cannot be read ({error.strerror}).") from error
         self._cuts, self.lengths, self._broken = tuple(lines.cuts), tuple(lines.lengths), lines.broken
-        self.columns: dict[str, Column] = dict.fromkeys(self._names, Column(np.dtype(np.float64)))
+        self.columns: dict[str, Column] = dict.fromkeys(self._names, Column(DOUBLE))
         if self.lengths:
-            self.columns = {name: _column(values.type) for name, values in self._parse(0, self._names, None).items()}
+            self.columns = {name: _column(values) for name, values in self._parse(0, self._names, None).items()}
 
     def read(self, piece: int, names: Sequence[str]) -> dict[str, Array | Jagged]:
         """Some columns of a piece."""
         library = arrow.library()
-        types = {TEXT: library.string(), np.dtype(bool): library.bool_(), np.dtype(np.float64): library.float64()}
+        types = {TEXT: library.string(), np.dtype(bool): library.bool_(), FLOAT: library.float32(), DOUBLE: library.float64()}
         found = self._parse(piece, names, {name: types[self.columns[name].dtype] for name in names})
         return {name: arrow.array_of(found[name], self.columns[name]) for name in names}
+
+    def widen(self, name: str) -> None:
+        """Read a column of numbers as float64, as another file of the same table must be."""
+        self.columns[name] = Column(DOUBLE)
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -84,7 +92,7 @@ class Csv:
         """Raise for the first value of a piece that is no number, in a column of numbers."""
         library = arrow.library()
         for name in names:
-            if self.columns[name].dtype == TEXT or _column(self._parse(piece, [name], None)[name].type).dtype != TEXT:
+            if self.columns[name].dtype == TEXT or _column(self._parse(piece, [name], None)[name]).dtype != TEXT:
                 continue
             values = self._parse(piece, [name], {name: library.string()})[name].to_pylist()
             place = first_text(np.array([value or "nan" for value in values], dtype=object))
@@ -94,11 +102,18 @@ class Csv:
             )
 
 
-def _column(kind: Any) -> Column:
-    found = arrow.column_of(kind)
+def _column(values: Any) -> Column:
+    found = arrow.column_of(values.type)
     if found is None or found.dtype == TEXT:
         return Column(TEXT)  # a date is text to us, too
-    return Column(np.dtype(bool) if found.dtype == bool else np.dtype(np.float64))
+    if found.dtype == bool:
+        return Column(np.dtype(bool))
+    first = np.asarray(values.slice(0, LOOKED_AT).to_numpy(), dtype=DOUBLE)
+    first = first[np.isfinite(first)]
+    with np.errstate(over="ignore"):
+        # Its shortest text is that of the number itself: float32 holds all the digits that were written.
+        narrow = first.astype(FLOAT)
+    return Column(FLOAT if np.array_equal(narrow.astype(str).astype(DOUBLE), first) else DOUBLE)
 
 
 def _head(name: str) -> tuple[list[str], str, int]:
