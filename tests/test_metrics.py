@@ -13,6 +13,7 @@ from sklearn import metrics as sk
 
 from paragrad import metrics
 from paragrad.errors import UsageError
+from paragrad.outputs import signal_of
 
 
 def draw(seed: int, rows: int, *, ties: bool = False, negative: bool = False) -> tuple[Any, Any, Any]:
@@ -163,3 +164,23 @@ def test_what_cannot_be_judged_is_said():
         metrics.Classes(2).add(np.zeros((1, 2)), np.array([3]))
     with pytest.raises(UsageError, match="2 numbers for a row, but its target has 1"):
         metrics.Numbers().add(np.zeros((3, 2)), np.zeros(3))
+
+
+def test_either_class_may_be_the_one_that_is_looked_for() -> None:
+    draw = np.random.default_rng(0)
+    scores, target, weight = draw.normal(size=(200, 2)), draw.integers(0, 2, 200), draw.normal(1, 0.5, 200)
+    first, second = metrics.Classes(2, signal=0), metrics.Classes(2)
+    first.add(scores, target, weight)
+    second.add(scores[:, ::-1], 1 - target, weight)
+    mine, other = first.result(), second.result()
+    assert mine["auc"] == pytest.approx(other["auc"])
+    for name in ("f1", "f1_macro", "accuracy", "significance"):
+        assert mine[name] == pytest.approx(other[name])
+
+
+@pytest.mark.parametrize(
+    ("classes", "place"),
+    [(None, 1), (("signal", "background"), 0), (("background", "signal"), 1), (("Signal", "ttbar"), 0), (("a", "b"), 1)],
+)
+def test_the_class_that_is_called_signal_is_looked_for(classes: tuple[str, ...] | None, place: int) -> None:
+    assert signal_of(classes) == place

@@ -139,8 +139,10 @@ class Classes:
     class where there are more, and 1 to 4 for the label), and the weights.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, signal: int = 1) -> None:
         self.count = classes
+        self._signal = signal
+        """Which of two classes is looked for: F1 and the significance are its own."""
         self.matrix = np.zeros((classes, classes))
         self.rows = 0
         self._small = np.uint8 if classes <= 256 else np.int32
@@ -191,8 +193,9 @@ class Classes:
         if self._logarithms:
             found["log_loss"] = self._log_loss / float(total) if total else float("nan")
         if self.count == 2:
-            found["auc"] = roc_auc(scores, target == 1, weight)
-            found["f1"] = float(f1(self.matrix)[1])
+            scores = scores if self._signal else -scores
+            found["auc"] = roc_auc(scores, target == self._signal, weight)
+            found["f1"] = float(f1(self.matrix)[self._signal])
         else:
             each = [roc_auc(scores[:, kind], target == kind, weight) for kind in range(self.count)]
             there = [value for value in each if not np.isnan(value)]
@@ -200,7 +203,7 @@ class Classes:
         found["f1_macro"] = float(f1(self.matrix).mean())
         found["confusion"] = self.matrix.tolist() if weight is not None else self.matrix.astype(np.int64).tolist()
         if self.count == 2 and weight is not None:
-            found["significance"] = self._significance(scores, target == 1, weight)
+            found["significance"] = self._significance(scores, target == self._signal, weight)
         return found
 
     def _significance(self, scores: Array, signal: Array, weight: Array) -> dict[str, float]:

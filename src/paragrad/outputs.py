@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,10 @@ from paragrad.card import Head
 Array: TypeAlias = np.ndarray[Any, Any]
 BY_CLASS = ("softmax", "log_softmax", "scores", "probabilities")
 """Heads with an output for each class."""
+
+
+SIGNAL = ("signal", "sig", "s", "yes", "true")
+"""What a class that is looked for is called."""
 
 
 def scores_of(output: torch.Tensor, head: Head) -> Array:
@@ -48,10 +53,16 @@ def as_numpy(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
 
 
+def signal_of(classes: Sequence[str] | None) -> int:
+    """Which of two classes is looked for: the one that is called signal, or else the second."""
+    names = [name.lower() for name in classes or ()]
+    return 0 if len(names) == 2 and names[0] in SIGNAL and names[1] not in SIGNAL else 1
+
+
 class Gathered:
     """Metrics that fit what the outputs are, gathered batch by batch."""
 
-    def __init__(self, head: Head, output: torch.Tensor, target: torch.Tensor) -> None:
+    def __init__(self, head: Head, output: torch.Tensor, target: torch.Tensor, classes: Sequence[str] | None = None) -> None:
         self._head = head
         self._soft = head in BY_CLASS and target.is_floating_point()
         self._each: list[Any] = []
@@ -60,7 +71,7 @@ class Gathered:
         elif head in ("sigmoid", "probability"):
             self._each = [metrics.Classes(2) for _ in range(math.prod(output.shape[1:]))]
         elif head != "value":
-            self._each = [metrics.Classes(output.shape[1])]
+            self._each = [metrics.Classes(output.shape[1], signal_of(classes))]
 
     def add(self, output: torch.Tensor, target: torch.Tensor, weight: Array | None) -> None:
         """The next rows."""

@@ -138,7 +138,7 @@ class Trained:
             elif self.loss is not None:
                 totals.add(sums(self.loss, output, target, None if weight is None else weight * self.card.scale))
             if gathered is None:
-                gathered = Gathered(self.head, output, target)
+                gathered = Gathered(self.head, output, target, self.classes)
             gathered.add(output, target, as_numpy(weight))
         if gathered is None:
             raise UsageError(f"{rows.name} has no rows.")
