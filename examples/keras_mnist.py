@@ -1,6 +1,6 @@
 """A Keras model on several workers: MNIST, or scikit-learn's small digits where no MNIST is at hand.
 
-    python examples/keras_mnist.py [--data mnist.npz] [--workers 2] [--epochs 10] [--engine local|vector]
+    python examples/keras_mnist.py [EPOCHS] [--data mnist.npz] [--workers 2] [--engine local|vector]
 
 The model is compiled as for ``model.fit``; ``pg.fit`` takes the same arguments, and trains it with several processes.
 """
@@ -63,9 +63,9 @@ def build(shape: tuple[int, ...]) -> Any:
 def main(arguments: list[str] | None = None) -> float:
     """Train, and print the accuracy on rows that were not trained on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("epochs", type=int, nargs="?", default=10)
     parser.add_argument("--data", metavar="FILE.npz", help="MNIST as x_train, y_train, x_test, y_test")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--engine", choices=["local", "vector"], default="local")
     options = parser.parse_args(arguments)
     (x, y), (x_test, y_test) = images(options.data)

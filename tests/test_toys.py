@@ -17,7 +17,7 @@ import paragrad as pg
 from paragrad import losses, models, toys
 from paragrad.cli.main import app
 from paragrad.cli.train import gather
-from paragrad.data import load
+from paragrad.data import builtin, load
 from paragrad.errors import UsageError
 
 SPECS = ["booth", "beale", "rosenbrock", "quadratic", "quadratic:curvatures=(1,5,25)", "quadratic:curvatures=(3,)"]
@@ -81,7 +81,7 @@ def test_noise_goes_by_the_seed_and_its_test_part_is_without() -> None:
     whole = np.arange(30)
     assert torch.equal(first.train.batch(whole), again.train.batch(whole))
     assert not torch.equal(first.train.batch(whole), other.train.batch(whole))
-    assert len(load.split("noise", width=2).train) == load.NOISE_ROWS
+    assert len(load.split("noise", width=2).train) == builtin.NOISE_ROWS
     assert first.validation is not None
     assert torch.equal(first.validation.batch(np.arange(1)), torch.zeros(1, 3))
 

@@ -1,0 +1,71 @@
+"""What README, docs and examples tell people to type works as it stands; in one process where a start is not the point."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paragrad.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+NAMES = ["README.md", *(f"docs/{name}.md" for name in ("first_run", "your_model", "vector", "runs", "streaming"))]
+PAGES = {name: (ROOT / name).read_text() for name in NAMES}
+BLOCKS = [(name, block) for name, page in PAGES.items() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+
+
+def type_in(line: str) -> None:
+    """A command, as if it had been typed."""
+    done = CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
+    assert done.exit_code == 0, f"{line}: {done.output}"
+
+
+@pytest.mark.parametrize(("name", "block"), BLOCKS, ids=[f"{name} {place}" for place, (name, _) in enumerate(BLOCKS)])
+def test_the_python_on_a_page_runs(name: str, block: str, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(block)
+    if name != "README.md":
+        runpy.run_path(str(tmp_path / "block.py"), run_name="__main__")
+        return
+    done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/first_run.md", "docs/your_model.md", "docs/runs.md"])
+def test_the_commands_on_a_page_run_one_after_another(name: str, tmp_path: Path) -> None:
+    for file, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGES[name], re.DOTALL):
+        (tmp_path / file).write_text(text)
+    blocks = re.findall(r"```console\n(.*?)```", PAGES[name], re.DOTALL)
+    typed = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ paragrad ")]
+    assert len(typed) >= 2
+    for line in typed:
+        type_in(line)
+
+
+def test_the_page_about_data_runs_from_top_to_bottom() -> None:
+    blocks = re.findall(r"```(python|console)\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 4
+    for kind, block in blocks:
+        if kind == "python":
+            exec(compile(block, "docs/data.md", "exec"), {"__name__": "page"})
+            continue
+        for line in block.splitlines():
+            type_in(line.removeprefix("$ "))
+
+
+@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda path: path.name)
+def test_the_links_on_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_runs_in_short_form(example: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(example), "2"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 1
