@@ -21,7 +21,7 @@ if not __package__:
 from benchmarks import measure, memory
 
 import paragrad as pg
-from paragrad.data.source import Arrays
+from paragrad.data.source import Arrays, joined
 
 WIDTH, GROUP, BATCH = 28, 65_536, 128
 ROW_BYTES = WIDTH * 4 + 8
@@ -64,59 +64,18 @@ def write_hdf5(path: Path, rows: int) -> None:
     with h5py.File(path, "w") as file:
         chunk = min(GROUP, rows)
         x = file.create_dataset("x", (rows, WIDTH), "float32", chunks=(chunk, WIDTH))
-        y = file.create_dataset("y", (rows,), "int64", chunks=(chunk,))
+        y = file.create_dataset("label", (rows,), "int64", chunks=(chunk,))
         for number, count in enumerate(groups(rows)):
             start = number * GROUP
             x[start : start + count], y[start : start + count] = group(number, count)
 
 
-class Rows:
-    """A file of row groups as pieces; every process opens it for itself."""
-
-    def __init__(self, path: Path, rows: int) -> None:
-        self.path = path
-        self.lengths = groups(rows)
-        self._file: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}
-
-    def name(self, piece: int) -> str:
-        """As messages call it."""
-        return str(self.path)
+FORMATS: dict[str, Callable[[Path, int], None]] = {"parquet": write_parquet, "h5": write_hdf5}
 
 
-class ParquetRows(Rows):
-    """Row groups of a Parquet file."""
-
-    def read(self, piece: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One row group, its columns side by side."""
-        from pyarrow import parquet
-
-        self._file = self._file or parquet.ParquetFile(self.path)
-        table = self._file.read_row_group(piece, use_threads=False)
-        x = np.empty((table.num_rows, WIDTH), dtype=np.float32)
-        for k in range(WIDTH):
-            x[:, k] = table.column(k).to_numpy()
-        return torch.from_numpy(x), torch.from_numpy(table.column(WIDTH).to_numpy().copy())
-
-
-class Hdf5Rows(Rows):
-    """Chunks of an HDF5 file."""
-
-    def read(self, piece: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One chunk."""
-        import h5py
-
-        self._file = self._file or h5py.File(self.path, locking=False)
-        rows = slice(piece * GROUP, piece * GROUP + self.lengths[piece])
-        return torch.from_numpy(self._file["x"][rows]), torch.from_numpy(self._file["y"][rows])
-
-
-FORMATS: dict[str, tuple[type[Any], Callable[[Path, int], None]]] = {
-    "parquet": (ParquetRows, write_parquet),
-    "hdf5": (Hdf5Rows, write_hdf5),
-}
+def table_of(path: str | Path) -> pg.Table:
+    """The file as anyone would give it."""
+    return pg.Table(path, label="label", stream=True)
 
 
 # -- the runs --------------------------------------------------------------------------------------------------------
@@ -135,9 +94,9 @@ def trained(data: Any, workers: int, seconds: float) -> float:
     return measure.rate(commits.stamps, seconds)
 
 
-def decoded(pieces: Any, seconds: float) -> float:
-    """Rows a second that one process reads when it does nothing else."""
-    rows, piece = 0, 0
+def decoded(table: pg.Table, seconds: float) -> float:
+    """Rows a second that one process reads, as tensors, when it does nothing else."""
+    rows, piece, pieces = 0, 0, table.open()
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         pieces.read(piece % len(pieces.lengths))
@@ -146,9 +105,9 @@ def decoded(pieces: Any, seconds: float) -> float:
     return rows / (time.monotonic() - began)
 
 
-def peak(kind: str, path: Path, rows: int, workers: int, seconds: float) -> float:
+def peak(path: Path, workers: int, seconds: float) -> float:
     """The largest sum of the memory of all processes while a run of its own streams the file."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--role", kind, str(path), str(rows), str(workers), str(seconds)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--role", str(path), str(workers), str(seconds)]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     found, ended = [0.0], threading.Event()
 
@@ -175,11 +134,11 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the files are kept, and found again (default: a temporary one)")
-    parser.add_argument("--role", nargs=5, help="internal: be the run whose memory is looked at")
+    parser.add_argument("--role", nargs=3, help="internal: be the run whose memory is looked at")
     options = parser.parse_args()
     if options.role:
-        kind, path, rows, workers, seconds = options.role
-        trained(pg.Streamed(FORMATS[kind][0](Path(path), int(rows))), int(workers), float(seconds))
+        path, workers, seconds = options.role
+        trained(table_of(path), int(workers), float(seconds))
         return
     report = measure.Report("stream", options)
     with measure.folder() as aside:
@@ -190,28 +149,27 @@ def main() -> None:
 
 def _measure(report: measure.Report, options: Any, folder: Path) -> None:
     rows = int(options.gigabytes * 1e9 / ROW_BYTES)
-    pieces = {}
-    for kind, (make, write) in FORMATS.items():
-        path = folder / f"rows-{rows}.{kind}"
+    files = {kind: folder / f"rows-{rows}.{kind}" for kind in FORMATS}
+    for kind, path in files.items():
         if not path.exists():
-            write(path.with_suffix(".part"), rows)
+            FORMATS[kind](path.with_suffix(".part"), rows)
             path.with_suffix(".part").rename(path)
-        pieces[kind] = make(path, rows)
-    count = -(-int(options.in_memory * 1e9 / ROW_BYTES) // GROUP)
-    parts = [pieces["hdf5"].read(piece) for piece in range(min(count, len(pieces["hdf5"].lengths)))]
-    held = Arrays(tuple(torch.cat(leaves) for leaves in zip(*parts, strict=True)))
+    opened = table_of(files["h5"]).open()
+    wanted = int(options.in_memory * 1e9 / ROW_BYTES)
+    parts = [opened.read(piece) for piece in range(len(opened.lengths)) if sum(opened.lengths[:piece]) < wanted]
+    held = Arrays(joined(parts))
     del parts
     for repeat in range(options.repeats):
         figures: dict[str, float] = {}
-        for name in measure.rotated(["in memory", *pieces], repeat):
-            data = held if name == "in memory" else pg.Streamed(pieces[name])
+        for name in measure.rotated(["in memory", *files], repeat):
+            data = held if name == "in memory" else table_of(files[name])
             figures[name] = trained(data, options.workers, options.seconds)
-        for kind, each in pieces.items():
-            figures[f"{kind}, decoder alone"] = decoded(each, READ_SECONDS)
-            figures[f"{kind}, peak MB"] = peak(kind, each.path, rows, options.workers, min(options.seconds, 10.0)) / 1e6
+        for kind, path in files.items():
+            figures[f"{kind}, decoder alone"] = decoded(table_of(path), READ_SECONDS)
+            figures[f"{kind}, peak MB"] = peak(path, options.workers, min(options.seconds, 10.0)) / 1e6
         report.figures.append(figures)
     table = []
-    for kind in pieces:
+    for kind in files:
         ratios = report.ratios(kind, "in memory")
         what = f"rows/s streamed from {options.gigabytes:g} GB of {kind}, {options.workers} workers, of those in memory"
         report.claims.append(measure.Claim.over(what, ratios, unit="x", target=">= 0.9"))

@@ -98,13 +98,10 @@ def test_a_file_to_be_streamed_holds_the_rows_that_are_in_memory(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "GROUP", 40)
-    make, write = stream.FORMATS[kind]
-    write(tmp_path / "rows", 100)
-    pieces = make(tmp_path / "rows", 100)
-    assert pieces.lengths == [40, 40, 20]
-    for number, count in enumerate(pieces.lengths):
-        x, y = stream.group(number, count)
-        found = pieces.read(number)
-        assert torch.equal(found[0], torch.from_numpy(x))
-        assert torch.equal(found[1], torch.from_numpy(y))
-    assert stream.decoded(pieces, 0.01) > 0
+    path = tmp_path / f"rows.{kind}"
+    stream.FORMATS[kind](path, 100)
+    x, y = (torch.cat([torch.from_numpy(stream.group(k, n)[part]) for k, n in enumerate((40, 40, 20))]) for part in (0, 1))
+    found = stream.table_of(path).open().load()
+    assert torch.equal(found[0], x)
+    assert torch.equal(found[1], y)
+    assert stream.decoded(stream.table_of(path), 0.01) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +113,43 @@ def other_columns() -> str:
     return typed("train --data rows.npz")()
 
 
+def of_files(arguments: str) -> Callable[[], str]:
+    """What the command line answers where these files lie."""
+
+    def run() -> str:
+        Path("events.csv").write_text("pt,kind,is_signal\n1.5,muon,0\n2.5,jet,1\n3.5,jet,1\n")
+        Path("gaps.csv").write_text("pt,label\n1.5,0\n,1\n3.5,1\n")
+        return typed(arguments)()
+
+    return run
+
+
+def jets() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"jet_pt": [[1.0], [2.0, 3.0, 4.0], []], "label": [0, 1, 0]})
+    parquet.write_table(table, "jets.parquet")
+    train(data="jets.parquet")
+
+
+def few() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for _ in range(3):
+        yield np.zeros((8, 8), dtype=np.float32), np.zeros(8, dtype=np.int64)
+
+
+def not_compiled() -> None:
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras")
+    train(model=keras.Sequential([keras.layers.Dense(2)]), optimizer=None)
+
+
 MESSAGES: dict[str, Callable[[], str]] = {
+    "A column that there is not": of_files("train --data events.csv --label is_signall"),
+    "Nothing says what is to be predicted": of_files("train --data events.csv"),
+    "Text where numbers are due": of_files("train --data events.csv --label is_signal"),
+    "A value that is missing": of_files("train --data gaps.csv"),
+    "Lists of different lengths": raised(jets),
+    "A generator that ends too early": raised(lambda: train(data=pg.Generated(few, steps=10))),
+    "A Keras model that is not compiled": raised(not_compiled),
     "A name that there is not": typed("train --data digits --scheme agm"),
     "A field that there is not": typed("train --data digits --optimizer adam:rate=0.001"),
     "Nothing to train on": typed("train --model mlp"),
