@@ -508,3 +508,10 @@ def test_leaves_and_targets_of_weighted_rows() -> None:
     base = load.fingerprint(split(pg.Weighted((x, y), w)).train)
     assert base != load.fingerprint(split(pg.Weighted((x, y), torch.tensor([1.0, 0.5, 1.5]))).train)
     assert base != load.fingerprint(split((x, y)).train)
+
+
+def test_one_class_alone_is_refused(parquet: Path) -> None:
+    with pytest.raises(pg.UsageError, match="Only one class is given, 'signal': there is nothing to tell it from"):
+        split(pg.Table({"signal": parquet}, features=NAMES))
+    told = pg.Table({"signal": parquet}, features=NAMES).open(classes=("signal", "background"))
+    assert told.load()[1].unique().tolist() == [0]

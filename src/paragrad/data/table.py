@@ -127,6 +127,11 @@ class Table:
             return replace(opened, classes=tuple(classes) if classes is not None else None)
         if are_classes(self.source):
             names = tuple(self.source) if classes is None else tuple(classes)
+            if len(names) < 2:
+                raise UsageError(
+                    f"Only one class is given, {names[0]!r}: there is nothing to tell it from. Give the others, too "
+                    f"(--data {names[0]}=FILES --data other=FILES)."
+                )
             strange = [name for name in self.source if name not in names]
             if strange:
                 raise unknown("class", strange[0], names)
