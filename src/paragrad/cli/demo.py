@@ -46,6 +46,6 @@ def demo(workers: Annotated[int, typer.Option(help="How many worker processes.")
     console.print(made)
     console.print("The runs lie in " + ", ".join(str(result.directory) for result in results.values()), soft_wrap=True)
     console.print(
-        "The same on your own data: paragrad train --data file.npz --model mlp:1000-1000 --scheme agn --workers 4",
+        "The same on your own data: paragrad train --data events.parquet --label COLUMN --workers 4 (see docs/data.md)",
         soft_wrap=True,
     )
