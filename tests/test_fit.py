@@ -99,6 +99,16 @@ def test_a_second_fit_goes_on_from_the_first_where_the_center_steps():
 
 
 @pytest.mark.parametrize("how", ["class_weight", "sample_weight"])
+def test_weights_count_beside_rows_to_validate_on(how):
+    by_row = np.where(Y == 1, 3.0, 0.5).astype("float32")
+    given = {"class_weight": {0: 0.5, 1: 3.0}, "sample_weight": by_row}[how]
+    model = mlp("sgd")
+    history = fit(model, epochs=1, validation_split=0.2, **{how: given}).history
+    held = {"sample_weight": by_row[48:]} if how == "sample_weight" else {}  # Keras does not weight these by class
+    assert history["val_loss"][-1] == pytest.approx(model.evaluate(X[48:], Y[48:], verbose=0, return_dict=True, **held)["loss"])
+
+
+@pytest.mark.parametrize("how", ["class_weight", "sample_weight"])
 def test_weights_are_those_of_keras(how):
     model, other = mlp("sgd"), mlp("sgd")
     by_row = np.where(Y == 1, 3.0, 0.5).astype("float32")

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from paragrad.data.load import CATALOGUE, check_labels, fingerprint, split
-from paragrad.data.source import Arrays, Items, leaves
+from paragrad.data.source import Arrays, Items, Weighted, leaves
 from paragrad.errors import UsageError
 
 DATA = next((p / "shared" / "data" for p in Path(__file__).resolve().parents if (p / "shared" / "data").is_dir()), None)
@@ -334,3 +334,11 @@ def test_a_fingerprint_changes_with_the_data_and_with_nothing_else() -> None:
 
 def test_the_catalogue_names_what_is_taken() -> None:
     assert set(CATALOGUE) == {"digits", "noise", "FILE.npz", "FILE", "CLASS=FILE"}
+
+
+def test_either_part_may_have_weights_without_the_other():
+    weighted = Weighted((X, Y), np.linspace(0.5, 1.5, len(X), dtype=np.float32))
+    assert isinstance(split(weighted, validation=(X, Y)).train.tree, Weighted)
+    assert isinstance(split((X, Y), validation=weighted).validation.tree, Weighted)
+    with pytest.raises(UsageError, match="A row to train on has the shapes"):
+        split(weighted, validation=(X[:, :1], Y))

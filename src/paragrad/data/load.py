@@ -344,7 +344,9 @@ def _scaled(parts: Split, scaled: bool) -> Split:
 def _check_alike(train: Source, validation: Source) -> None:
     if not (isinstance(train, Arrays) and isinstance(validation, Arrays)):
         return
-    shapes = [[tuple(leaf.shape[1:]) for leaf in leaves(source.tree)] for source in (train, validation)]
+    # Either may have weights without the other.
+    trees = [source.tree.rows if isinstance(source.tree, Weighted) else source.tree for source in (train, validation)]
+    shapes = [[tuple(leaf.shape[1:]) for leaf in leaves(tree)] for tree in trees]
     if shapes[0] != shapes[1]:
         raise UsageError(
             f"A row to train on has the shapes {shapes[0]}, but one to validate on {shapes[1]}. Give both the same "
