@@ -516,3 +516,33 @@ def test_inputs_with_names_are_asked_for_by_name():
 def test_a_copy_is_no_larger_than_the_model(tmp_path: Path) -> None:
     learner = pg.KerasLearner(compiled(keras.Input((8,)), *(layers.Dense(8) for _ in range(40)), layers.Dense(2)))
     assert len(pack(learner.model).data) < 2 * len(pack(learner.copy()).data)
+
+
+def graphs() -> dict[str, Callable[[], Any]]:
+    """Functional models: their graph is known to them by the ids of its layers."""
+
+    def of(outputs: Callable[[Any, Any], Any]) -> Any:
+        keras.utils.set_random_seed(0)
+        a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
+        model = keras.Model([a, b], outputs(a, b))
+        model.compile("sgd", "mse")
+        return model
+
+    shared, inner = layers.Dense(4), keras.Sequential([keras.Input((8,)), layers.Dense(4), layers.BatchNormalization()])
+    return {
+        "joined": lambda: of(lambda a, b: layers.Dense(1)(layers.Concatenate()([a, b]))),
+        "shared layer": lambda: of(lambda a, b: layers.Dense(1)(layers.Add()([shared(a), shared(b)]))),
+        "model in a model": lambda: of(lambda a, b: layers.Dense(1)(layers.Subtract()([inner(a), inner(b)]))),
+        "operations": lambda: of(lambda a, b: layers.Dense(1)(a * ops.tanh(b))),
+    }
+
+
+@pytest.mark.parametrize("kind", ["joined", "shared layer", "model in a model", "operations"])
+def test_a_functional_model_is_saved_whether_given_or_trained(kind: str, tmp_path: Path) -> None:
+    model = graphs()[kind]()
+    assert pack(model).open().get_config() == model.get_config()
+    result = pg.train(model, (X, X, X[:, :1]), engine=pg.Vector(2), batch_size=8, run=pg.Run(out=tmp_path / "run"))
+    result.model.save(tmp_path / "mine.keras")
+    expected = result.model.predict([X, X], verbose=0)
+    for path in (tmp_path / "mine.keras", tmp_path / "run" / "model.keras"):
+        assert np.array_equal(keras.saving.load_model(path).predict([X, X], verbose=0), expected)

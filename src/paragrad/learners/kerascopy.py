@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ RATE = "_paragrad_rate"
 TRACKING = "keras.src.utils.tracking"
 """Where Keras keeps the lists and dicts that note what is put into them, and the trackers that they tell."""
 
+NODES = "_nodes_by_depth"
+"""Where a functional model keeps its graph, whose nodes it also knows by ``id``."""
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -34,10 +38,7 @@ class Packed:
         library()
         model, known = cloudpickle.loads(self.data.tobytes())
         for thing in known:
-            if type(thing).__module__ == TRACKING:
-                thing.stored_ids = {name: {id(value) for value in store} for name, (_, store) in thing.config.items()}
-            else:
-                thing._trainable_variables_indices = {id(value): i for i, value in enumerate(thing._trainable_variables)}
+            _renew(thing)
         return model
 
 
@@ -73,7 +74,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # A view of the flat vector would take the whole vector with it.
             return _parameter, (thing.detach().cpu().clone(), thing.requires_grad)
         if isinstance(thing, self._saveable):
-            if isinstance(thing, self._optimizer):
+            if isinstance(thing, self._optimizer) or NODES in vars(thing):
                 self.known.append(thing)
             return _bare, (type(thing),), dict(vars(thing)), None, None, _furnish
         if type(thing).__module__ == TRACKING:
@@ -83,6 +84,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if hasattr(thing, "stored_ids"):
                 self.known.append(thing)
         return super().reducer_override(thing)
+
+
+def _renew(thing: Any) -> None:
+    """What is kept by ``id``: that of the copies."""
+    if type(thing).__module__ == TRACKING:
+        thing.stored_ids = {name: {id(value) for value in store} for name, (_, store) in thing.config.items()}
+    elif NODES in vars(thing):
+        key = sys.modules["keras.src.ops.function"].make_node_key
+        nodes = [node for nodes in vars(thing)[NODES].values() for node in nodes]
+        thing._nodes = {key(node.operation, node.operation._inbound_nodes.index(node)) for node in nodes}
+    else:
+        thing._trainable_variables_indices = {id(value): i for i, value in enumerate(thing._trainable_variables)}
 
 
 def _parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
