@@ -12,8 +12,8 @@ import torch
 
 from paragrad.data.source import Source, Weighted, all_rows, leaves, mapped
 from paragrad.errors import UsageError
-from paragrad.flat import Flat
 from paragrad.learners import kerasmodel
+from paragrad.learners.flattened import Flattened
 from paragrad.learners.kerascopy import Packed, pack, rate_of
 from paragrad.learners.kerasoptimizer import KerasCenter, KerasOptimizer
 from paragrad.learners.learner import Step
@@ -24,7 +24,7 @@ COLOUR = re.compile("\x1b\\[[0-9;]*m")
 """What Keras prints its messages in bold with."""
 
 
-class KerasLearner:
+class KerasLearner(Flattened):
     """One compiled ``keras.Model`` on torch. The model given is copied; ``model`` is the learner's own."""
 
     def __init__(self, model: Any, *, device: str = "cpu") -> None:
@@ -35,10 +35,7 @@ class KerasLearner:
         self.device = torch.device(device)
         self.model = model.open()
         kerasmodel.move(self.model, self.device)
-        named = kerasmodel.tensors(self.model)
-        self._weights = Flat(named[0])
-        self._buffers = Flat(named[1], kind="buffer")
-        self._integers = Flat(named[2], kind="buffer")
+        super().__init__(*kerasmodel.tensors(self.model))
         self._seeds = kerasmodel.seeds(self.model)
         self._variables = list(self.model.trainable_variables)
         self._custom = kerasmodel.is_custom(self.model)
@@ -66,41 +63,9 @@ class KerasLearner:
     # -- the vectors ----------------------------------------------------------------------------------------
 
     @property
-    def weights(self) -> Vector:
-        """All trainable variables."""
-        return self._weights.vector
-
-    @property
-    def buffers(self) -> Vector:
-        """Batch-norm statistics and the like."""
-        return self._buffers.vector
-
-    @property
-    def integers(self) -> Vector:
-        """Counters."""
-        return self._integers.vector
-
-    @property
     def lr(self) -> float:
         """The learning rate now."""
         return float(self.model.optimizer.learning_rate)
-
-    def spread(self) -> bool:
-        """Bring the model up to date with the vectors."""
-        self._buffers.spread()
-        self._integers.spread()
-        return self._weights.spread()
-
-    def collect(self) -> None:
-        """Bring the vectors up to date with the model."""
-        self._weights.collect()
-        self._buffers.collect()
-        self._integers.collect()
-
-    @property
-    def aliasable(self) -> bool:
-        """Whether the variables can be views of a vector that is given."""
-        return self._weights.movable
 
     def alias(self, vector: Vector) -> None:
         """Let the variables be views of this vector; its contents count."""
@@ -108,9 +73,7 @@ class KerasLearner:
 
     def check(self) -> None:
         """Raise where a variable no longer lies in the vector."""
-        self._weights.check(kerasmodel.tensors(self.model)[0])
-        self._buffers.check()
-        self._integers.check()
+        self.check_all(kerasmodel.tensors(self.model)[0])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that is kept of the trained model, by the paths of its variables."""

@@ -14,6 +14,7 @@ from paragrad.data.source import TARGETS as TARGETS
 from paragrad.data.source import Source, Weighted, all_rows, leaves, mapped, target_key
 from paragrad.errors import UsageError
 from paragrad.flat import Flat, Piece, floating_buffers, integer_buffers, trained
+from paragrad.learners.flattened import Flattened
 from paragrad.learners.learner import Step
 from paragrad.learners.looks import Looks
 from paragrad.optim.choice import Optimizer
@@ -26,7 +27,7 @@ Metric: TypeAlias = Callable[[Any, Any], Any]
 BY_CLASS = (nn.functional.cross_entropy, nn.functional.nll_loss)
 
 
-class TorchLearner:
+class TorchLearner(Flattened):
     """One nn.Module with its loss and optimiser. The module given is copied; ``module`` is the learner's own."""
 
     def __init__(
@@ -47,9 +48,7 @@ class TorchLearner:
         self.loss = copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
         self.metrics = dict(metrics or {})
         self._chosen = prepared(optimizer)
-        self._weights = Flat(trained(self.module))
-        self._buffers = Flat(floating_buffers(self.module), kind="buffer")
-        self._integers = Flat(integer_buffers(self.module), kind="buffer")
+        super().__init__(trained(self.module), floating_buffers(self.module), integer_buffers(self.module))
         kept = {id(piece.tensor) for piece in (*self._buffers.pieces, *self._integers.pieces)}
         self._places = [
             (child, name, buffer)
@@ -61,21 +60,6 @@ class TorchLearner:
         self.module.train()
 
     # -- the vectors ----------------------------------------------------------------------------------------
-
-    @property
-    def weights(self) -> Vector:
-        """All trained parameters."""
-        return self._weights.vector
-
-    @property
-    def buffers(self) -> Vector:
-        """Batch-norm statistics and the like."""
-        return self._buffers.vector
-
-    @property
-    def integers(self) -> Vector:
-        """Counters."""
-        return self._integers.vector
 
     @property
     def lr(self) -> float:
@@ -112,26 +96,13 @@ class TorchLearner:
         kinds = {"weights": self._weights, "buffers": self._buffers, "integers": self._integers}
         return {kind: flat.pieces for kind, flat in kinds.items()}
 
-    def spread(self) -> bool:
-        """Bring the module up to date with the vectors."""
-        self._buffers.spread()
-        self._integers.spread()
-        return self._weights.spread()
-
     def collect(self) -> None:
         """Bring the vectors up to date with the module."""
         for child, name, buffer in self._places:
             now = child._buffers[name]
             if now is not buffer:
                 self._put_back(child, name, buffer, now)
-        self._weights.collect()
-        self._buffers.collect()
-        self._integers.collect()
-
-    @property
-    def aliasable(self) -> bool:
-        """Whether the parameters can be views of a vector that is given."""
-        return self._weights.movable
+        super().collect()
 
     def alias(self, vector: Vector) -> None:
         """Let the parameters be views of this vector; its contents count."""
@@ -140,9 +111,7 @@ class TorchLearner:
 
     def check(self) -> None:
         """Raise where a parameter no longer lies in the vector."""
-        self._weights.check(self.module.named_parameters())
-        self._buffers.check()
-        self._integers.check()
+        self.check_all(self.module.named_parameters())
 
     @staticmethod
     def _put_back(child: nn.Module, name: str, buffer: torch.Tensor, now: torch.Tensor | None) -> None:
