@@ -15,7 +15,7 @@ LEVELS = [
     {"replica", "run", "state"},
     {"data", "schemes", "optim", "models", "losses", "toys", "metrics", "predictions"},
     {"center", "view", "update", "learners", "arrivals", "checkpoint", "tally", "result", "display"},
-    {"job", "card", "outputs", "directory", "bowl", "analysis", "plot"},
+    {"job", "factories", "card", "outputs", "directory", "bowl", "analysis", "plot"},
     {"session", "worker"},
     {"engines"},
     {"train", "check", "replay", "recipe", "trained", "fit"},

@@ -23,6 +23,7 @@ from paragrad.directory import named_tensors
 from paragrad.engines.processes import usable_cores
 from paragrad.engines.replay import Replay
 from paragrad.errors import UsageError
+from paragrad.factories import learner_factory
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import Loss
@@ -30,7 +31,7 @@ from paragrad.models import is_keras
 from paragrad.optim.choice import SETTINGS, Optimizer
 from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
-from paragrad.train import EVALUATION_BATCH, digest, learner_factory, trained
+from paragrad.train import EVALUATION_BATCH, digest, trained
 
 TOLERANCE = 1e-3
 """The difference that is allowed where the run was computed in another way than its replay: rounding grows with a run."""

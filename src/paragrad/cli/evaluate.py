@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from paragrad.cli.rows import Checkpoint, Data, Label, RunDir, Tree, Weight
 
 if TYPE_CHECKING:
     from paragrad.data.given import Given
@@ -31,20 +32,12 @@ WIDEST = 20
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE|CLASS=FILE",
-            help="Which rows: as for train, as often as you like. \\[default: those that the run was validated on]",
-        ),
-    ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The label. \\[default: as in training]")] = None,
-    weight: Annotated[str | None, typer.Option(metavar="COLUMN", help="The weight. \\[default: as in training]")] = None,
-    tree: Annotated[str | None, typer.Option(metavar="NAME", help="The tree or group. \\[default: as in training]")] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="latest", help="The newest checkpoint, of a run that is not finished.")
-    ] = None,
+    run: RunDir,
+    data: Data = None,
+    label: Label = None,
+    weight: Weight = None,
+    tree: Tree = None,
+    checkpoint: Checkpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Compare what a trained model says with the labels: accuracy, loss, AUC, F1, confusion matrix; significance with weights.

@@ -8,27 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paragrad.cli.rows import Checkpoint, Data, Label, RunDir, Tree, Weight
+
 if TYPE_CHECKING:
     from paragrad.data.given import Given
     from paragrad.trained import Trained
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    run: RunDir,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write: .parquet, .csv or .npy.")],
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE|CLASS=FILE",
-            help="Which rows: as for train, as often as you like. \\[default: those that the run was validated on]",
-        ),
-    ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The label. \\[default: as in training]")] = None,
-    weight: Annotated[str | None, typer.Option(metavar="COLUMN", help="The weight. \\[default: as in training]")] = None,
-    tree: Annotated[str | None, typer.Option(metavar="NAME", help="The tree or group. \\[default: as in training]")] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="latest", help="The newest checkpoint, of a run that is not finished.")
-    ] = None,
+    data: Data = None,
+    label: Label = None,
+    weight: Weight = None,
+    tree: Tree = None,
+    checkpoint: Checkpoint = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:

@@ -14,8 +14,8 @@ from paragrad.errors import UsageError
 
 
 @dataclass(frozen=True)
-class OneHot(Transform):
-    """A column COLUMN=VALUE of 0 and 1 for each value that the training part has, in their order."""
+class _OfKinds(Transform):
+    """What learns which values a column has."""
 
     most: int = 1000
     """How many values a column may have; more are taken for a mistake."""
@@ -26,6 +26,11 @@ class OneHot(Transform):
 
     def study(self, name: str, values: Column) -> Study:
         return _Kinds(name, self.name, self.most)
+
+
+@dataclass(frozen=True)
+class OneHot(_OfKinds):
+    """A column COLUMN=VALUE of 0 and 1 for each value that the training part has, in their order."""
 
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         index = _index(kinds(values, name, self.name, where), learned["values"], name, where)
@@ -33,18 +38,8 @@ class OneHot(Transform):
 
 
 @dataclass(frozen=True)
-class LabelIndex(Transform):
+class LabelIndex(_OfKinds):
     """The number of the value, from 0, in the order of those that the training part has."""
-
-    most: int = 1000
-    """How many values a column may have; more are taken for a mistake."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_most(self)
-
-    def study(self, name: str, values: Column) -> Study:
-        return _Kinds(name, self.name, self.most)
 
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         return {name: _index(kinds(values, name, self.name, where), learned["values"], name, where)}
@@ -114,6 +109,6 @@ def _index(values: Column, known: Sequence[Any], name: str, where: str) -> Colum
     return index.astype(np.int64)
 
 
-def _check_most(transform: OneHot | LabelIndex) -> None:
+def _check_most(transform: _OfKinds) -> None:
     if transform.most < 1:
         raise UsageError(f"most={transform.most} of {transform.name}, but it is a number of values of at least 1.")
