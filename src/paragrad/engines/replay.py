@@ -18,7 +18,7 @@ import torch
 
 from paragrad.arrivals import Arrival, Attempt, History
 from paragrad.center import Center
-from paragrad.engines.local import longest_window, make_center, one_thread
+from paragrad.engines.crew import longest_window, make_center, one_thread
 from paragrad.engines.localworker import Exchange, warm_learner
 from paragrad.engines.slot import Slot
 from paragrad.errors import NotReplayed, ParagradError, UsageError
