@@ -16,9 +16,9 @@ LEVELS = [
     {"data", "schemes", "optim", "models", "losses", "toys", "metrics", "predictions"},
     {"center", "view", "update", "learners", "arrivals", "checkpoint", "tally", "result", "display"},
     {"job", "factories", "card", "outputs", "directory", "bowl", "analysis", "plot"},
-    {"session", "worker"},
+    {"session", "worker", "transport"},
     {"engines"},
-    {"train", "check", "replay", "recipe", "trained", "fit"},
+    {"train", "check", "replay", "recipe", "trained", "fit", "joining"},
     {"cli"},
     {"__main__"},
 ]

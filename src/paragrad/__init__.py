@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from paragrad.data.transforms.scales import Standardise as Standardise
     from paragrad.data.transforms.transform import Transform as Transform
     from paragrad.engines import Local as Local
+    from paragrad.engines import Network as Network
     from paragrad.engines import Vector as Vector
     from paragrad.errors import Diverged as Diverged
     from paragrad.errors import Interrupted as Interrupted
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from paragrad.errors import UsageError as UsageError
     from paragrad.errors import WorkerError as WorkerError
     from paragrad.fit import fit as fit
+    from paragrad.joining import join as join
     from paragrad.learners.keras import KerasLearner as KerasLearner
     from paragrad.learners.learner import Learner as Learner
     from paragrad.learners.learner import Step as Step
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "train": "train",
+    "join": "joining",
     "load": "trained",
     "Trained": "trained",
     "fit": "fit",

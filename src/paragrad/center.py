@@ -7,7 +7,7 @@ whoever reads the center, at whatever moment it or its reader is killed, finds o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -141,6 +141,8 @@ class Center:
         self._given: list[_Pending | None] = [None] * workers
         """What each worker was last answered, should it ask again."""
         self._sitting_at_restore: set[int] = set()
+        self.before_update: Callable[[], None] | None = None
+        """Called before the spare buffer is written to, for who keeps the state from one update to the next."""
 
     # -- what others may read -------------------------------------------------------------------------------
 
@@ -153,6 +155,11 @@ class Center:
     def clock(self) -> int:
         """Updates applied so far."""
         return self.state.clock
+
+    @property
+    def flips(self) -> int:
+        """How often the two buffers have changed places."""
+        return int(self._states.control[0])
 
     @property
     def scratch(self) -> Vector:
@@ -317,6 +324,8 @@ class Center:
         for commit in commits:
             commit.staleness = clock - commit.version
         self.stepped = False
+        if self.before_update is not None:
+            self.before_update()
         if not update.write(self, *self._states.begin(), commits):
             if self.stepped:
                 raise Diverged(
@@ -481,7 +490,11 @@ class Center:
             tensors |= {f"answer.{k}": answer.clone() for k, answer in enumerate(self.answers)}
         if self.optimizer is not None:
             tensors |= {f"optimizer.{name}": t.clone() for name, t in self.optimizer.state().items()}
-        numbers = {
+        return tensors, self.snapshot_numbers()
+
+    def snapshot_numbers(self) -> dict[str, Any]:
+        """The plain numbers of a snapshot."""
+        return {
             "clock": self.clock,
             "ledger": self.state.numbers[1:].tolist(),
             "leases": self.leases.state(),
@@ -491,10 +504,29 @@ class Center:
             "speeds": list(self.speeds),
             "sitting": [worker for worker, owed in self._owed.items() if owed.sits_out == self.clock],
         }
-        return tensors, numbers
+
+    def memory(self) -> dict[str, Any]:
+        """The numbers of a snapshot, and who is there and is owed what: with the vectors, the center as it is to the last bit.
+
+        Of commits that wait in a round only the rows are known: a worker that waits for its answer sends its own again, and
+        those of one that has gone on are done again.
+        """
+        numbers = self.snapshot_numbers()
+        waiting = {commit.worker for commit in self._round} if self._held else set()
+        numbers["present"] = {
+            "live": sorted(self.live),
+            "incarnations": list(self._incarnations),
+            "refusals": list(self._refusals),
+            "turned_away": list(self._turned_away),
+            "owed": {str(worker): asdict(owed) for worker, owed in self._owed.items() if worker not in waiting},
+            "resting": {str(worker): asdict(owed) for worker, owed in self._resting.items()},
+            "given": [None if given is None else asdict(given) for given in self._given],
+            "gone_on": [] if self._held else [[commit.worker, list(commit.batches)] for commit in self._round],
+        }
+        return numbers
 
     def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Go on from a snapshot. What was leased when it was taken is to be done again."""
+        """Go on from a snapshot, for which what was leased is to be done again; or from ``memory``, as if nothing had been."""
         self._states.load(tensors, numbers["clock"], numbers["ledger"])
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
@@ -502,10 +534,23 @@ class Center:
             prefix = "optimizer."
             self.optimizer.load({k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)})
         self.leases = Leases.from_state(numbers["leases"])
-        for worker in range(self.workers):
-            self.leases.give_back(worker)
+        if "present" in numbers:
+            self._recall(numbers["present"])
+        else:
+            for worker in range(self.workers):
+                self.leases.give_back(worker)
         self.counts = Counts(**numbers["counts"])
         self.arrivals = numbers["arrivals"]
         self.commits_of = list(numbers["commits_of"])
         self.speeds = list(numbers["speeds"])
-        self._sitting_at_restore = set(numbers["sitting"])
+        self._sitting_at_restore = set() if "present" in numbers else set(numbers["sitting"])
+
+    def _recall(self, present: Mapping[str, Any]) -> None:
+        self.live = set(present["live"])
+        self._incarnations, self._refusals = list(present["incarnations"]), list(present["refusals"])
+        self._turned_away = list(present["turned_away"])
+        self._owed = {int(worker): _Pending(**owed) for worker, owed in present["owed"].items()}
+        self._resting = {int(worker): _Pending(**owed) for worker, owed in present["resting"].items()}
+        self._given = [None if given is None else _Pending(**given) for given in present["given"]]
+        for worker, batches in present["gone_on"]:
+            self.leases.give_back(worker, keep=tuple(set(self.leases.held(worker)).difference(batches)))

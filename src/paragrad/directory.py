@@ -51,10 +51,15 @@ class RunDirectory:
             raise UsageError(f"The run directory {path} cannot be written to ({error.strerror}); give another out=.") from error
         return cls(path, used=has_run)
 
-    def checkpoint(self, identity: dict[str, Any], notes: list[str]) -> checkpoint.Checkpoint | None:
-        """The newest sound checkpoint of this very run; its training, not its length, must be the same."""
+    def checkpoint(
+        self, identity: dict[str, Any], notes: list[str], left: checkpoint.Checkpoint | None = None
+    ) -> checkpoint.Checkpoint | None:
+        """The newest sound checkpoint of this very run, or what its center ``left`` in memory, if that is newer; its training,
+        not its length, must be the same."""
         found, passed = checkpoint.newest(self.path / "checkpoints")
         notes += passed
+        if left is not None and (found is None or left.numbers["clock"] >= found.numbers["clock"]):
+            found = left
         if found is None:
             if self.used:
                 notes.append(f"{self.path} has no sound checkpoint: the run begins anew.")
@@ -66,7 +71,8 @@ class RunDirectory:
                     f"The run in {self.path} was made with {key} {before.get(key)!r}, but now it is {value!r}: that would be "
                     "another run. Give the same value, or another out=."
                 )
-        notes.append(f"The run goes on from update {found.numbers['clock']} (checkpoint {found.path.name}).")
+        where = "as its center left it" if found is left else f"checkpoint {found.path.name}"
+        notes.append(f"The run goes on from update {found.numbers['clock']} ({where}).")
         return found
 
     def write_config(self, config: dict[str, Any]) -> None:

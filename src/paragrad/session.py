@@ -14,7 +14,7 @@ from typing import Any
 from paragrad import checkpoint
 from paragrad.center import Center
 from paragrad.data.plan import Plan
-from paragrad.record import Record, fold
+from paragrad.record import Record, fold, read
 from paragrad.run import Run, Watches
 from paragrad.tally import Tally
 from paragrad.types import Commit, Event
@@ -37,6 +37,10 @@ class Session:
         self.resumed: checkpoint.Checkpoint | None = None
         self.anew = False
         """Whether the directory holds an earlier attempt of which nothing can be used."""
+        self.settings: dict[str, Any] = {}
+        """What run.toml says: for workers elsewhere."""
+        self.at_close: list[Callable[[], None]] = []
+        """What an engine wants done when all is written."""
         self.measured: dict[str, Any] = {}
         """What the engine has to add to the summary."""
         self._center: Center | None = None
@@ -139,6 +143,10 @@ class Session:
             self.tally = Tally.from_state(self.resumed.numbers["tally"])
             self._samples_before = self.tally.samples
             self._before = self.resumed.numbers["seconds"]
+            if "present" in numbers:  # nothing was lost but the process: all goes on where it was
+                self.tally.validations = [{"time": e.time, **e.data} for e in read(self.directory) if e.kind == "validation"]
+                self.emit("restart", clock=center.clock, arrived=center.arrivals)
+                return
             self.emit(
                 "resume",
                 clock=center.clock,
@@ -319,6 +327,20 @@ class Session:
         if wait:
             self._finish_writing()
 
+    def memory(self) -> dict[str, Any]:
+        """All that a checkpoint says in numbers, for an engine whose center can be started again; the record has it, too."""
+        center = self._center
+        assert center is not None
+        self._record.flush()
+        return {
+            "clock": center.clock,
+            "center": center.memory(),
+            "tally": {**self.tally.state(), "validations": []},
+            "seconds": self.seconds,
+            "identity": self.identity,
+            "slots": list(center.scheme.center_slots),
+        }
+
     def _finish_writing(self) -> None:
         if self._writer is None:
             return
@@ -342,6 +364,8 @@ class Session:
         """Write out what is left."""
         self._finish_writing()
         self._record.close()
+        for last in self.at_close:
+            last()
 
 
 def _told(commit: Commit) -> dict[str, Any]:

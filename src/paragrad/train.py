@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from paragrad import __version__, options, toys
 from paragrad.card import card_of, transforms_of
 from paragrad.center import Center, check_quorum
+from paragrad.checkpoint import Checkpoint
 from paragrad.cluster import to_config
 from paragrad.data import load
 from paragrad.data.plan import Plan
@@ -68,6 +69,14 @@ class Engine(Protocol):
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; return the center as it is in the end."""
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """An engine whose center leaves its state in memory when it is killed."""
+
+    def recall(self, directory: Path) -> Checkpoint | None:
+        """What it has left in this run directory."""
 
 
 def train(
@@ -153,7 +162,8 @@ def train(
         **({"shards": run.shards} if isinstance(plan, ShardPlan) else {}),
     }
     directory = RunDirectory.open(run, scheme.name)
-    resumed = directory.checkpoint(identity, notes) if run.resume else None
+    left = engine.recall(directory.path) if run.resume and isinstance(engine, Recalls) else None
+    resumed = directory.checkpoint(identity, notes, left) if run.resume else None
     spelled = str(data) if isinstance(data, str | Path) else parts.name
     config = _config(run, spelled, parts, model, loss, optimizer, scheme, engine, plan, holdout)
     directory.write_config(config)
@@ -163,6 +173,7 @@ def train(
     facts = _facts(scheme, engine, plan, learner)
     session = Session(directory.path, run, plan, identity=identity)
     session.resumed, session.anew = resumed, directory.used and resumed is None
+    session.settings = config
     for source in (parts.train, parts.validation):
         if isinstance(source, Streamed):
             source.report = lambda message: session.emit("warning", message=message)

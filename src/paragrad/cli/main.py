@@ -16,11 +16,13 @@ from paragrad.cli import (
     doctor,
     engines,
     evaluate,
+    join,
     models,
     plot,
     predict,
     replay,
     schemes,
+    serve,
     train,
     transforms,
 )
@@ -64,6 +66,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", no_args_is_help=True)(train.train)
+app.command("serve", no_args_is_help=True)(serve.serve)
+app.command("join", no_args_is_help=True)(join.join)
 app.command("replay", no_args_is_help=True)(replay.replay)
 app.command("evaluate", no_args_is_help=True)(evaluate.evaluate)
 app.command("predict", no_args_is_help=True)(predict.predict)

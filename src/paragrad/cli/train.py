@@ -344,8 +344,15 @@ def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
     settings.update(upper)
 
 
-def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, table: bool = True) -> Result:
-    """Build what the settings name, train, and show the result."""
+def carry_out(
+    settings: Mapping[str, Any],
+    resume: bool | str,
+    *,
+    quiet: bool,
+    table: bool = True,
+    engine_fields: Mapping[str, Any] | None = None,
+) -> Result:
+    """Build what the settings name, train, and show the result. ``engine_fields`` go over those of the engine."""
     if settings.get("data") is None:
         raise UsageError(
             "Nothing says what to train on. Give --data digits, --data file.npz, a RUN.toml that has data, or a toy problem, "
@@ -366,6 +373,7 @@ def carry_out(settings: Mapping[str, Any], resume: bool | str, *, quiet: bool, t
                 raise UsageError(f"{key}={settings[key]}, but engine {settings['engine']!r} has no such field: {remedy}.")
             value = cluster.from_config(settings[key]) if key == "cluster" else settings[key]
             engine = replace(engine, **{key: value})
+    engine = replace(engine, **(engine_fields or {}))
     stop = Stop(
         seconds=settings.get("max_seconds"),
         accuracy=settings.get("target_accuracy"),

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paragrad.engines.local import Local as Local
+    from paragrad.engines.network import Network as Network
     from paragrad.engines.vector import Vector as Vector
 
-TABLE = {"local": ("local", "Local"), "vector": ("vector", "Vector")}
+TABLE = {"local": ("local", "Local"), "vector": ("vector", "Vector"), "network": ("network", "Network")}
 """Name on the command line -> (file, class)."""
 
 

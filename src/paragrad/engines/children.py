@@ -12,11 +12,12 @@ from typing import Any
 
 from paragrad.engines import processes
 from paragrad.engines.localworker import Post, evaluator_main, worker_main
+from paragrad.engines.networkworker import guest_main
 from paragrad.engines.notes import Notes
 from paragrad.engines.processes import Fd
 from paragrad.engines.reader import reader_main
 
-MAINS = {"worker": worker_main, "evaluator": evaluator_main, "reader": reader_main}
+MAINS = {"worker": worker_main, "guest": guest_main, "evaluator": evaluator_main, "reader": reader_main}
 """What a child does, by its role."""
 
 
@@ -68,7 +69,7 @@ def start(
 ) -> Child:
     """Start a process, with a pipe and a log of its own; ``fill`` makes its post of them."""
     logs.mkdir(exist_ok=True)
-    name = f"worker-{rank}" if role == "worker" else role
+    name = f"worker-{rank}" if role in ("worker", "guest") else role
     notes = Notes()
     log = os.open(logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     post = fill(rank=rank, incarnation=incarnation, notes=Fd(notes.mouth), log=Fd(log))

@@ -16,7 +16,7 @@ from paragrad import kernels
 from paragrad.center import Center
 from paragrad.engines import children, processes
 from paragrad.engines.children import Child, Watch
-from paragrad.engines.localworker import Post
+from paragrad.engines.localworker import Post, Way
 from paragrad.engines.processes import Fd
 from paragrad.engines.shared import Parcel, Segment
 from paragrad.engines.signals import Signals
@@ -163,6 +163,10 @@ class Crew:
         assert self._evaluator is not None
         return self._evaluator
 
+    def _line(self) -> Way | None:
+        """How a process of ours finds a center that it does not share memory with."""
+        return None
+
     def _mind(self, now: float) -> None:
         """Look after the workers, now and then."""
         raise NotImplementedError
@@ -255,7 +259,7 @@ class Crew:
         fill = partial(
             Post,
             workers=self.engine.workers,
-            threads=self.engine.threads_each if role == "worker" else 1,
+            threads=1 if role in ("evaluator", "reader") else self.engine.threads_each,
             device=self.engine.device,
             parcel=Fd(self._parcel.fd),
             parcel_start=self._parcel.start,
@@ -266,6 +270,7 @@ class Crew:
             doorbell=Fd(self._doorbells[rank]),
             reader=Fd(self._doorbells[-1]),
             window=self._window,
+            line=self._line(),
         )
         logs = self.session.directory / "logs"
         child = children.start(fill, rank, self._watch, logs, incarnation=incarnation, role=role)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -52,6 +53,15 @@ KEPT_BLOCK = 64 << 20
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a child finds a center over a network."""
+
+    directory: Path
+    token: str
+    shared: bool
+
+
+@dataclass(frozen=True)
 class Post:
     """What a child process is handed: who it is, and its descriptors."""
 
@@ -72,6 +82,7 @@ class Post:
     window: int
     notes: Fd
     log: Fd
+    line: Way | None = None
 
 
 def worker_main(post: Post) -> None:
@@ -350,7 +361,13 @@ def _train(post: Post, job: Job) -> None:
         job = changed(job, train=open_source(job, Segment(post.segment.open(), post.layout), seat))
     exchange = Posted(post, job, warm_learner(job, post.device))
     exchange.say(Op.READY)
-    loop = work(job.scheme, exchange.me, incarnation=post.incarnation, distances=job.distances)
+    drive(job, exchange, incarnation=post.incarnation)
+    exchange.say(Op.LEFT)
+
+
+def drive(job: Job, exchange: Exchange, *, incarnation: int) -> None:
+    """Run the worker's loop to its end, each of its requests answered by the exchange."""
+    loop = work(job.scheme, exchange.me, incarnation=incarnation, distances=job.distances)
     answer: Answer = None
     try:
         request = next(loop)
@@ -359,7 +376,6 @@ def _train(post: Post, job: Job) -> None:
             request = loop.send(answer)
     except StopIteration:
         exchange.check()
-        exchange.say(Op.LEFT)
 
 
 def _evaluate(post: Post, job: Job) -> None:

@@ -1,0 +1,71 @@
+"""``paragrad join``: a worker for a center that ``paragrad serve`` started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ENDED = {
+    "finished": "All rows are used: the run is done.",
+    "interrupted": "The run was stopped at its center.",
+    "failed": "The run ended with an error at its center.",
+}
+
+
+def join(
+    where: Annotated[str, typer.Argument(metavar="DIR|HOST:PORT", help="The run directory of a center, or its address.")],
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A copy of the center's token, mode 600. \\[default: DIR/token]")
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate to trust, for HOST:PORT. \\[default: DIR's own]")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE.py:FACTORY", help="The model, from this side's file. \\[default: as the center says]"),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE|CLASS=FILE", help="Where the rows lie here. \\[default: as the center says]"),
+    ] = None,
+    allow_import: Annotated[
+        list[str] | None, typer.Option(metavar="FILE.py", help="A file that the center's model may be imported from.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the model is.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(help="To compute with. \\[default: the cores, shared out among workers here]")
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared/--no-shared", help="Use the center's memory where it is on this machine.")
+    ] = True,
+    patience: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a center that is gone.")] = 600.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Join a center as a worker; leave with Ctrl-C at any time, the others go on.
+
+    paragrad join runs/night
+    """
+    from paragrad.joining import join as begin
+
+    def say(message: str) -> None:
+        if not quiet:
+            typer.echo(message)
+
+    reason = begin(
+        where,
+        model,
+        (data[0] if len(data) == 1 else data) if data else None,
+        token_file=token_file,
+        certificate=cert,
+        allow_import=allow_import or (),
+        device=device,
+        threads=threads,
+        shared=shared,
+        patience=patience,
+        say=say,
+    )
+    say(ENDED.get(reason, f"The run is over ({reason})."))
+    if reason == "failed":
+        raise typer.Exit(1)

@@ -1,0 +1,314 @@
+"""A worker's line to a center elsewhere: finds it, takes a place, says that it is there, comes back when it broke."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paragrad.engines.memory import DTYPES, boot
+from paragrad.errors import ParagradError, UsageError
+from paragrad.transport.endpoint import FILE, TOKEN, Endpoint, read_token
+from paragrad.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors
+
+if TYPE_CHECKING:
+    from paragrad.transport.flight import Client
+
+PATIENCE = 600.0
+"""Seconds that a worker waits for a center that is gone, before it gives up."""
+DEADLINE = 60.0
+"""Seconds for an exchange, besides a second for each megabyte."""
+
+
+class Ended(ParagradError):
+    """The run is over; the message says why."""
+
+
+class Replaced(Exception):
+    """The worker was given up while it was away: it begins again, on another place or as another on its own."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker sits."""
+
+    rank: int
+    incarnation: int
+    life: str
+    """Of the center: another one when it was started again."""
+    workers: int
+    window: int
+    answers: bool
+    """Whether the center lays answers out for each worker, where it shares memory."""
+    beat: float
+    file: str | None = None
+    """The center's memory, where the worker is on its machine."""
+    layout: Mapping[str, tuple[int, int, torch.dtype]] | None = None
+
+
+class Line:
+    """One worker's connection. ``where`` is a run directory, looked at again for every attempt, or an endpoint."""
+
+    def __init__(
+        self,
+        where: Path | Endpoint,
+        token: str | None = None,
+        *,
+        patience: float = PATIENCE,
+        shared: bool = True,
+        rank: int | None = None,
+        say: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._where = where
+        self._token = token
+        self._patience = patience
+        self._shared = shared
+        self._rank = rank
+        self._say = say
+        self._key = os.urandom(12).hex()
+        self._client: Client | None = None
+        self._of: Endpoint | None = None
+        self._same: dict[str, Any] = {}
+        self.place: Place | None = None
+        self._lock = threading.RLock()
+        self.neighbours = 1
+        """Workers of this center on this machine, this one included."""
+        self._over: str | None = None
+        self._lost = False
+        self._closing = threading.Event()
+        self._staying: threading.Thread | None = None
+
+    # -- finding the center ---------------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        """What is trained there."""
+        return self._ask("about", {})
+
+    def take_place(self, same: Mapping[str, Any]) -> Place:
+        """Join as a newcomer; ``same`` is what must be the same as the center's. Waits where all places are taken."""
+        with self._lock:
+            self._same, self.place, self._lost = dict(same), None, False
+            place = self._join()
+        if self._staying is None:
+            self._staying = threading.Thread(target=self._stay, name="paragrad-beat", daemon=True)
+            self._staying.start()
+        return place
+
+    def leave(self, failure: str | None = None) -> None:
+        """All is done, or went wrong, for the reason given: the place is free."""
+        if self.place is not None:
+            with contextlib.suppress(TransportError, Refused):
+                said = {} if failure is None else {"failure": failure[-100_000:]}
+                self._the_client().ask("leave", {"protocol": PROTOCOL, **self._me(), **said}, timeout=5.0)
+        self._closing.set()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closing.set()
+        if self._client is not None:
+            self._client.close()
+
+    # -- exchanges ------------------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        head: Callable[[], Mapping[str, Any]],
+        vectors: Callable[[], Vectors],
+        into: Callable[[dict[str, Any]], Vectors],
+    ) -> dict[str, Any]:
+        """One exchange, tried again until it is answered; what is sent is asked for anew each time."""
+        asked: Mapping[str, Any] = head()
+        while True:
+            sent = vectors() if asked.get("op") != "again" else {}
+            size = sum(vector.numel() * vector.element_size() for vector in sent.values())
+            try:
+                self._look()
+                timeout = DEADLINE + 2 * size / 1e6
+                back = self._the_client().exchange({**asked, **self._me()}, sent, into, timeout=timeout)
+            except TransportError as error:
+                self._again(error)
+                asked = head()
+                continue
+            except Refused as error:
+                if not str(error).startswith("gone"):
+                    raise
+                self._again(error)
+                asked = head()
+                continue
+            if "stop" in back:
+                raise Ended(back["stop"])
+            if back.get("pending"):
+                asked = {"op": "again", "sequence": _waits_for(asked, self.place)}
+                continue
+            return back
+
+    def _look(self) -> None:
+        if self._over is not None:
+            raise Ended(self._over)
+        if self._lost:
+            raise Replaced
+
+    def _again(self, error: Exception) -> None:
+        """The line broke, or the center was started again: find it, and the place there that was ours."""
+        with self._lock:
+            before = self.place
+            assert before is not None
+            place = self._join(why=str(error))
+            if (place.rank, place.incarnation) != (before.rank, before.incarnation):
+                raise Replaced
+
+    # -- presence -------------------------------------------------------------------------------------------
+
+    def _stay(self) -> None:
+        """Say every second that the worker is there, also while it computes; come back where the line breaks."""
+        while not self._closing.is_set() and self._over is None:
+            place = self.place
+            try:
+                assert place is not None
+                self._the_client().stay(self._me(), self._beat, self._heard)
+            except (TransportError, Refused):
+                if self._closing.wait(0.2 + 0.3 * random.random()):
+                    return
+                with contextlib.suppress(TransportError, Refused, Ended, UsageError), self._lock:
+                    if self.place is place and not self._lost and place is not None:
+                        found = self._try_join()
+                        if found is None or (found.rank, found.incarnation) != (place.rank, place.incarnation):
+                            self._lost = True
+            if self._lost and self._closing.wait(0.5):
+                return
+
+    def _beat(self) -> dict[str, Any] | None:
+        place = self.place
+        if self._closing.wait(1.0 if place is None else place.beat) or self._lost or self._over is not None:
+            return None
+        return {}
+
+    def _heard(self, answer: dict[str, Any]) -> None:
+        self.neighbours = answer.get("neighbours", self.neighbours)
+        if "stop" in answer:
+            self._over = answer["stop"]
+        elif answer.get("gone"):
+            self._lost = True
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _join(self, why: str | None = None) -> Place:
+        until, said, pause = time.monotonic() + self._patience, False, 0.1
+        while True:
+            try:
+                place = self._try_join()
+                if place is not None:
+                    if said:
+                        self._say(f"Worker {place.rank} is connected.")
+                    return place
+                until = time.monotonic() + self._patience  # the center is there, only its places are taken
+                message = "All places are taken; this worker waits for one."
+            except TransportError as error:
+                message = f"{error} This worker waits for it."
+                if time.monotonic() > until:
+                    raise TransportError(f"{error} It was waited for {self._patience:.0f} seconds.") from None
+            if not said and pause > 0.5:
+                said = True
+                self._say(message)
+            if self._closing.wait(pause * (1 + random.random())):
+                raise Ended("closed")
+            pause = min(2.0, 2 * pause)
+            self._hang_up()
+
+    def _try_join(self) -> Place | None:
+        before = self.place
+        head = {
+            "protocol": PROTOCOL,
+            "key": self._key,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "boot": boot(),
+            "uid": os.getuid(),
+            "shared": self._shared,
+            "rank": self._rank,
+            "was": None if before is None else [before.rank, before.incarnation],
+            **self._same,
+        }
+        told = self._ask_once("join", head)
+        if "stop" in told:
+            raise Ended(told["stop"])
+        if "full" in told:
+            return None
+        layout = told.pop("layout", None)
+        if layout is not None:
+            layout = {name: (offset, length, DTYPES[dtype]) for name, (offset, length, dtype) in layout.items()}
+        self.place = Place(**told, layout=layout)
+        return self.place
+
+    def _ask(self, name: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        until = time.monotonic() + self._patience
+        said = False
+        while True:
+            try:
+                return self._ask_once(name, {"protocol": PROTOCOL, **head})
+            except TransportError as error:
+                if time.monotonic() > until:
+                    raise
+                if not said:
+                    said = True
+                    self._say(f"{error} This worker waits for it.")
+                time.sleep(0.5)
+                self._hang_up()
+
+    def _ask_once(self, name: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        return self._the_client().ask(name, head)
+
+    def _me(self) -> dict[str, Any]:
+        place = self.place
+        assert place is not None
+        return {"rank": place.rank, "incarnation": place.incarnation, "life": place.life}
+
+    def _the_client(self) -> Client:
+        from paragrad.transport.flight import Client
+
+        with self._lock:
+            if self._client is None:
+                self._of = self._find()
+                token = self._token
+                if token is None:
+                    assert isinstance(self._where, Path)
+                    token = read_token(self._where / TOKEN)
+                pem = None if self._of.certificate is None else self._of.certificate.encode()
+                self._client = Client(self._of.address, token, pem, hostname=self._of.hostname)
+            return self._client
+
+    def _find(self) -> Endpoint:
+        if isinstance(self._where, Endpoint):
+            return self._where
+        if not (self._where / FILE).exists():
+            if (self._where / "summary.json").exists():
+                raise Ended("finished")
+            raise TransportError(f"There is no {FILE} in {self._where} yet: no center runs there.")
+        return Endpoint.read(self._where)
+
+    def _hang_up(self) -> None:
+        """The next attempt looks for the center anew: it may listen elsewhere by now."""
+        with self._lock:
+            if self._client is not None:
+                client, self._client = self._client, None
+                with contextlib.suppress(Exception):
+                    client.close()
+
+
+def _waits_for(asked: Mapping[str, Any], place: Place | None) -> int:
+    if asked.get("op") == "begin":
+        assert place is not None
+        return -1 - place.incarnation
+    sequence = asked["sequence"]
+    if not isinstance(sequence, int):
+        raise Malformed("An exchange has no sequence.")
+    return sequence

@@ -1,0 +1,176 @@
+"""The center's state in a mapped file: what a killed process of the center leaves, another goes on from.
+
+Vectors are written into the spare one of two buffers, as ever; the numbers that belong to them, into the spare one of two
+pages; and one number says which pair holds. It is moved after the record has the commit and before its worker has the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paragrad.center import Center
+from paragrad.checkpoint import Checkpoint
+from paragrad.engines.shared import Segment
+from paragrad.errors import ParagradError
+
+SIDECAR = "center.json"
+FAST = Path("/dev/shm")
+"""Where the file lies if there is room: nothing of it is ever written to a disk."""
+PAGE = 1 << 20
+"""Bytes for the numbers, besides those for the mini-batches on lease."""
+DTYPES = {
+    str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.uint8, torch.float16, torch.bfloat16)
+}
+
+
+class Memory:
+    """The file of one incarnation of the center."""
+
+    def __init__(self, directory: Path, *, size: int, workers: int, window: int) -> None:
+        self._sidecar = directory / SIDECAR
+        self._earlier = _files(self._sidecar)
+        self.path = _place(directory, size) / f"paragrad-{secrets.token_hex(8)}.center"
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.segment = Segment(fd, {})
+        room = PAGE + 64 * workers * window
+        self._pages = [self.segment.allocate(f"page{i}", room, torch.uint8).numpy() for i in (0, 1)]
+        self._kept = self.segment.allocate("kept", 1, torch.int64).numpy()
+        self._flips = -1
+        self._laid_out = 0
+        self._changed: list[set[int]] = [set(), set()]
+
+    @property
+    def flips(self) -> int:
+        """How often the center had changed when it was last kept."""
+        return self._flips
+
+    def keep(self, center: Center, numbers: dict[str, Any], flips: int, answered: Iterable[int]) -> None:
+        """From here on this is what another process would go on from. ``answered`` are workers with new answers."""
+        number = int(self._kept[0]) + 1
+        side = number & 1
+        numbers = {"flips": flips, **numbers}
+        if center.optimizer is not None:
+            numbers["optimizer"] = self._keep_optimizer(center, side)
+        if center.scheme.remembers:
+            # What a worker was last given is part of the state, and written to while its next commit is applied.
+            self._changed[side] |= set(answered)
+            self._changed[1 - side] |= set(answered)
+            for worker in self._changed[side]:
+                self._tensor(f"given{side}.{worker}", center.answers[worker])
+            self._changed[side].clear()
+        if 0 < self._laid_out != len(self.segment.layout):
+            self._publish()
+        data = json.dumps(numbers, separators=(",", ":")).encode()
+        page = self._pages[side]
+        if len(data) + 8 > page.nbytes:
+            raise ParagradError(
+                f"The center's numbers take {len(data):,} bytes, more than the {page.nbytes:,} that were set aside."
+            )
+        page[:8] = bytearray(len(data).to_bytes(8, "little"))
+        page[8 : 8 + len(data)] = bytearray(data)
+        self._kept[0] = number
+        self._flips = flips
+        if not self._laid_out:
+            self._publish()  # not before there is something in it: until then an earlier incarnation's holds
+            for path in self._earlier:
+                path.unlink(missing_ok=True)
+
+    def _publish(self) -> None:
+        """Write down where the file is, and what lies where in it."""
+        layout = {name: [offset, length, str(dtype)] for name, (offset, length, dtype) in self.segment.layout.items()}
+        aside = self._sidecar.with_suffix(".tmp")
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump({"file": str(self.path), "boot": boot(), "layout": layout}, file)
+        aside.rename(self._sidecar)
+        self._laid_out = len(layout)
+
+    def discard(self) -> None:
+        """The run is over, or a checkpoint holds it."""
+        for path in (self.path, self._sidecar):
+            path.unlink(missing_ok=True)
+
+    def _keep_optimizer(self, center: Center, side: int) -> dict[str, list[int]]:
+        assert center.optimizer is not None
+        shapes = {}
+        for name, tensor in center.optimizer.state().items():
+            self._tensor(f"optimizer{side}.{name}", tensor)
+            shapes[name] = list(tensor.shape)
+        return shapes
+
+    def _tensor(self, name: str, value: torch.Tensor) -> None:
+        if name not in self.segment.layout:
+            self.segment.allocate(name, value.numel(), value.dtype)
+        self.segment.tensor(name).copy_(value.reshape(-1))
+
+
+def left_in(directory: Path) -> Checkpoint | None:
+    """What a center that was killed has left in a run directory, if it did so on this machine since it was started."""
+    sidecar = directory / SIDECAR
+    try:
+        told = json.loads(sidecar.read_text(encoding="utf-8"))
+        if told["boot"] != boot():
+            return None
+        fd = os.open(told["file"], os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, ValueError, KeyError):
+        return None
+    layout = {name: (offset, length, DTYPES[dtype]) for name, (offset, length, dtype) in told["layout"].items()}
+    segment = Segment(fd, layout)
+    try:
+        return _read(segment, Path(told["file"]))
+    finally:
+        segment.close()
+
+
+def _read(segment: Segment, path: Path) -> Checkpoint | None:
+    number = int(segment.tensor("kept")[0])
+    if number == 0:
+        return None
+    side = number & 1
+    page = segment.tensor(f"page{side}").numpy()
+    numbers: dict[str, Any] = json.loads(page[8 : 8 + int.from_bytes(page[:8].tobytes(), "little")].tobytes())
+    shapes: dict[str, list[int]] = numbers.pop("optimizer", {})
+    buffer = numbers.pop("flips") & 1
+    slots = numbers.pop("slots")
+    tensors = {name: segment.tensor(f"{name}{buffer}").clone() for name in ("value", "buffers", "integers")}
+    tensors |= {f"slot.{name}": segment.tensor(f"{name}{buffer}").clone() for name in slots}
+    for worker in range(len(numbers["center"]["ledger"])):
+        for name in (f"given{side}.{worker}", f"answer{worker}"):
+            if name in segment.layout:
+                tensors[f"answer.{worker}"] = segment.tensor(name).clone()
+                break
+    tensors |= {
+        f"optimizer.{name}": segment.tensor(f"optimizer{side}.{name}").view(shape).clone() for name, shape in shapes.items()
+    }
+    return Checkpoint(path, tensors, numbers)
+
+
+def boot() -> str:
+    """Changes when the machine is started again: what was in its memory is then lost."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _place(directory: Path, size: int) -> Path:
+    """In memory if there is ample room, else beside the run."""
+    with contextlib.suppress(OSError):
+        free = os.statvfs(FAST)
+        if free.f_bavail * free.f_frsize > 2 * size + (64 << 20) and os.access(FAST, os.W_OK):
+            return FAST
+    return directory.resolve()
+
+
+def _files(sidecar: Path) -> list[Path]:
+    try:
+        return [Path(json.loads(sidecar.read_text(encoding="utf-8"))["file"])]
+    except (OSError, ValueError, KeyError):
+        return []

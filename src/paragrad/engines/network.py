@@ -1,0 +1,425 @@
+"""The network engine: the center listens, workers join from anywhere and leave at any time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paragrad import options
+from paragrad.center import Center
+from paragrad.checkpoint import Checkpoint
+from paragrad.data.generated import Generated
+from paragrad.engines import devices, memory, processes
+from paragrad.engines.children import Child
+from paragrad.engines.crew import Crew, longest_window, one_thread
+from paragrad.engines.localworker import Way
+from paragrad.engines.memory import Memory
+from paragrad.engines.networkworker import same_as
+from paragrad.engines.reception import Guest, Reception
+from paragrad.errors import UsageError, WorkerError
+from paragrad.job import Job
+from paragrad.learners.learner import Learner
+from paragrad.session import Session
+from paragrad.transport import endpoint
+from paragrad.transport.endpoint import Endpoint
+from paragrad.types import Commit, Reply
+
+FAREWELL = 3.0
+"""Seconds in which workers are told that the run is over."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The center listens at an address; workers join from any host, and may leave and come at any time.
+
+    Choose it when one machine is not enough, and nothing else (Slurm's srun, ssh) is needed to start workers there.
+    Not on one machine alone: local does the same without a port.
+    """
+
+    workers: int = 2
+    """Places: how many may work at a time."""
+    address: str = "127.0.0.1:0"
+    """Where the center listens, as 0.0.0.0:7000; port 0: any that is free. Loopback is reached from this machine alone."""
+    token: str | None = field(default=None, repr=False, metadata={options.APART: True})
+    """What workers must know; by default drawn at random, and in the file token of the run directory."""
+    min_workers: int | None = None
+    """Begin once so many have joined. [default: all]"""
+    here: int = 0
+    """Workers that this process starts itself, on this machine; the others join."""
+    shared: bool = True
+    """Workers on the center's machine use its memory instead of the network."""
+    tls: Literal["auto", "on", "off"] = "auto"
+    """Whether the connection is encrypted; auto: where the address can be reached from elsewhere."""
+    certificate: str | None = None
+    """A certificate of your own, as a PEM file; by default one is made, and pinned by workers that read endpoint.json."""
+    key: str | None = None
+    """Its private key."""
+    advertise: str | None = None
+    """The name by which workers reach this host. [default: that of the address, or of the host]"""
+    replace_after: float = 5.0
+    """Seconds until others no longer wait for a worker that is not heard of."""
+    threads: int | None = None
+    """Threads of each worker that this process starts; by default the cores, shared out."""
+    on_failure: Literal["raise", "replace"] = "raise"
+    """What a worker's exception does: end the run, or leave its place to another."""
+    device: str = "cpu"
+    """Where the models of workers that this process starts are."""
+
+    def __post_init__(self) -> None:
+        least = self.workers if self.min_workers is None else self.min_workers
+        if self.workers < 1:
+            raise UsageError(f"workers={self.workers}, but at least 1 place is needed.")
+        if not 1 <= least <= self.workers:
+            raise UsageError(f"min_workers={self.min_workers}, but it is 1 to {self.workers}, the number of places (workers).")
+        if not 0 <= self.here <= self.workers:
+            raise UsageError(f"here={self.here}, but it is 0 to {self.workers}, the number of places (workers).")
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("certificate and key belong together: give both, or neither.")
+        if self.token is not None and len(self.token) < 16:
+            raise UsageError(f"The token has {len(self.token)} characters, but at least 16 are needed.")
+        if self.on_failure not in ("raise", "replace"):
+            raise UsageError(f"on_failure={self.on_failure!r}, but a failure can 'raise' or 'replace'.")
+        if self.replace_after <= 0:
+            raise UsageError(f"replace_after={self.replace_after}, but it is a number of seconds above 0.")
+        endpoint.split_address(self.address)
+
+    @property
+    def threads_each(self) -> int:
+        """Threads of each worker that this process starts."""
+        return self.threads or max(1, processes.usable_cores() // max(1, self.here))
+
+    def threads_for(self, learner: Learner) -> int:
+        """Threads that a worker's model computes with, where this process starts it."""
+        return self.threads_each
+
+    def prepare(self) -> None:
+        """Begin to start what takes time, beside whatever else is done before ``run``."""
+        _library()
+        processes.server()
+
+    def check(self, job: Job, learner: Learner) -> None:
+        """Raise where this engine cannot do what the job asks for."""
+        name = type(job.scheme).__name__
+        if job.scheme.aliased:
+            raise UsageError(f"The workers of {name} share their weights, which they cannot over a network: use engine local.")
+        if getattr(job.scheme, "zealous", False):
+            raise UsageError(f"{name}(zealous=True) looks at the center's queue, which a worker elsewhere cannot see.")
+        if isinstance(job.train, Generated):
+            raise UsageError(
+                f"{job.train.what} gives its rows once, to one process: workers elsewhere cannot have them. Use engine local, "
+                "or rows in files."
+            )
+        devices.check(self.device)
+
+    def recall(self, directory: Path) -> Checkpoint | None:
+        """What a center that was killed has left in a run directory."""
+        return memory.left_in(directory)
+
+    def run(self, job: Job, session: Session, learner: Learner) -> Center:
+        """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
+        with one_thread(), _Crew(self, job, session, learner) as crew:
+            crew.work()
+            return crew.center
+
+    def certificate_pair(self, directory: Path) -> tuple[bytes, bytes] | None:
+        """(certificate, key) that the center shows; None: it does not encrypt."""
+        if self.certificate is not None and self.key is not None:
+            return endpoint.given_pair(self.certificate, self.key)
+        host, _ = endpoint.split_address(self.address)
+        if self.tls == "off" or (self.tls == "auto" and endpoint.is_loopback(host)):
+            return None
+        from paragrad.transport.flight import HOSTNAME
+
+        return endpoint.self_signed(directory, HOSTNAME)
+
+
+def _library() -> None:
+    try:
+        import paragrad.transport.flight
+    except ImportError:
+        raise UsageError("Workers over a network need pyarrow, which is missing: pip install 'paragrad[network]'.") from None
+    assert paragrad.transport.flight
+
+
+class _Crew(Crew):
+    """Workers that join: who comes, who is heard of, whose place is free again."""
+
+    engine: Network
+
+    def __init__(self, engine: Network, job: Job, session: Session, learner: Learner) -> None:
+        from paragrad.transport import flight
+
+        directory = session.directory
+        recalled = session.resumed if session.resumed is not None and "present" in session.resumed.numbers["center"] else None
+        window, length = longest_window(job), learner.weights.numel() * learner.weights.element_size()
+        vectors = 2 * (1 + len(job.scheme.center_slots)) + engine.workers * (2 + len(job.scheme.sends))
+        self._memory = Memory(directory, size=vectors * length, workers=engine.workers, window=window)
+        session.at_close.append(self._memory.discard)
+        super().__init__(engine, job, session, learner, self._memory.segment, by_reference=False)
+        self.center.before_update = self._keep_first
+        self._answered: set[int] = set()
+        self._members: dict[int, Child] = {}
+        """Workers that this process has started, by their place."""
+        self._deaths: dict[int, int] = {}
+        self._told_of_waiting = False
+        self._opened_at = time.monotonic()
+        token = engine.token or endpoint.make_token(directory)
+        pair = engine.certificate_pair(directory)
+        self.reception = Reception(
+            job,
+            self.center,
+            self._segment,
+            self._slots,
+            self._mouth,
+            self._waker,
+            about={"settings": session.settings, "workers": engine.workers, "scheme": options.describe(job.scheme)},
+            **same_as(job, learner),
+            shares=str(self._memory.path) if engine.shared else None,
+            window=window,
+            reserved=engine.here,
+        )
+        if recalled is not None:
+            self._expect(recalled.numbers["guests"])
+        self._keep()
+        host, port = endpoint.split_address(engine.address)
+        wanted = port or _port_before(directory)
+        try:
+            self._server = flight.Server(self.reception, f"{_bracketed(host)}:{wanted}", token, pair)
+        except Exception as error:
+            if port or not wanted:
+                raise UsageError(f"The center cannot listen at {engine.address}: {error}") from None
+            self._server = flight.Server(self.reception, f"{_bracketed(host)}:0", token, pair)
+        own = engine.certificate is not None
+        self._endpoint = Endpoint(
+            address=f"{engine.advertise or endpoint.advertised(host)}:{self._server.port}",
+            certificate=None if pair is None else pair[0].decode(),
+            hostname=(engine.advertise or endpoint.advertised(host)) if own else None,
+        )
+        self._token = token
+        self._endpoint.write(directory)
+
+    def __enter__(self) -> _Crew:
+        super().__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        from paragrad.transport import flight
+
+        self.reception.stop(self.session.stopped or ("finished" if details[0] is None else "failed"))
+        self._say_farewell()
+        (self.session.directory / endpoint.FILE).unlink(missing_ok=True)
+        flight.stop(self._server)
+        self.session.measured |= {"turned_away": dict(self.reception.turned_away)} if self.reception.turned_away else {}
+        super().__exit__(*details)
+
+    def _say_farewell(self) -> None:
+        until = time.monotonic() + FAREWELL
+        while time.monotonic() < until:
+            with self.reception.lock:
+                here = [g for g in self.reception.guests if g is not None and g.stays and not g.told and not g.finished]
+            if not here:
+                return
+            time.sleep(0.02)
+
+    def _children(self) -> list[Child]:
+        return [*self._members.values(), *super()._children()]
+
+    # -- the run --------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Wait for enough workers, then apply commits until the rows are used up or a stop is asked for."""
+        session, least = self.session, self.engine.min_workers or self.engine.workers
+        again = any(guest is not None for guest in self.reception.guests)
+        session.say("listening", address=self._endpoint.address, workers=self.engine.workers, directory=str(session.directory))
+        for rank in range(self.engine.here):
+            self._hire(rank)
+        if again:
+            self._begun = True
+            session.go()
+        else:
+            while sum(guest.ready for guest in self._guests()) < least and session.stopped is None:
+                self._turn()
+            if session.stopped is None:
+                self._begin()
+        while session.stopped is None and not self._is_over():
+            self._turn()
+        session.end()
+
+    def _begin(self) -> None:
+        self._begun = True
+        self.session.go()
+        replies: list[Reply] = []
+        here = {guest.rank: guest for guest in self._guests() if guest.ready}
+        for rank in range(self.engine.workers):
+            if rank not in here:
+                replies += self.center.leave(rank)
+        for rank, guest in here.items():
+            replies += self.center.join(rank, guest.incarnation)
+        self._deliver(replies)
+
+    def _is_over(self) -> bool:
+        if self.center.leases.used < self.center.leases.total:
+            return False
+        return all(guest.finished or guest.lost_at is not None or not guest.ready for guest in self._guests())
+
+    def _guests(self) -> list[Guest]:
+        return [guest for guest in self.reception.guests if guest is not None]
+
+    # -- what is kept ---------------------------------------------------------------------------------------
+
+    def _expect(self, known: dict[str, list[Any]]) -> None:
+        """Those who were here when the center was killed: they have a while to come back."""
+        now = time.monotonic()
+        for rank, (incarnation, key, finished) in known.items():
+            guest = Guest(int(rank), incarnation, key, lost_at=None if finished else now, ready=True, finished=finished)
+            self.reception.guests[int(rank)] = guest
+            self.reception.incarnations[int(rank)] = incarnation
+
+    def _keep(self) -> None:
+        guests = {str(guest.rank): [guest.incarnation, guest.key, guest.finished] for guest in self._guests() if guest.ready}
+        numbers = {**self.session.memory(), "guests": guests}
+        self._memory.keep(self.center, numbers, self.center.flips, self._answered)
+        self._answered.clear()
+
+    def _keep_first(self) -> None:
+        """Two updates in one turn: the first is kept before the second is written over what came before it."""
+        if self._memory.flips != self.center.flips:
+            self._keep()
+
+    def _deliver(self, replies: list[Reply]) -> None:
+        self._answered |= {reply.worker for reply in replies}
+        self._keep()
+        super()._deliver(replies)
+
+    # -- what workers say -----------------------------------------------------------------------------------
+
+    def _announce(self, rank: int) -> None:
+        self.reception.announce(rank)
+
+    def _on_ready(self, rank: int, incarnation: int) -> None:
+        with self.reception.lock:
+            guest = self.reception.guests[rank]
+            if guest is None or guest.incarnation != incarnation:
+                return
+            guest.ready, guest.lost_at, guest.given_up = True, None, False
+        if self._begun:
+            self._deliver(self.center.join(rank, incarnation))
+
+    def _on_left(self, rank: int) -> None:
+        self._keep()
+
+    def _is_sound(self, commit: Commit) -> bool:
+        """Whether a commit could have been made here: a worker elsewhere may be wrong, and the run goes on all the same."""
+        center = self.center
+        new = commit.sequence > center.last(commit.worker)
+        if commit.version > center.clock or (new and commit.sequence > 1 << 40):
+            return False
+        held = center.leases.held(commit.worker)
+        known = not new or commit.incarnation < self.reception.incarnations[commit.worker] or commit.worker not in center.live
+        return known or (len(set(commit.batches)) == len(commit.batches) and set(commit.batches) <= set(held))
+
+    def _receive(self, rank: int, sequence: int) -> None:
+        commit = self._slots[rank].get_commit(self.job.scheme.parts)
+        guest = self.reception.guests[rank]
+        if commit.sequence != sequence or guest is None:
+            return  # its worker has sent another since, after this one had come to nothing
+        self._deaths.pop(rank, None)
+        if not self._is_sound(commit):
+            self.reception.intruder(guest.where, f"worker {rank} committed what was not leased to it, or from the future")
+            self._give_up(guest)
+            return
+        self._deliver(self.center.receive(commit))
+
+    # -- what becomes of them -------------------------------------------------------------------------------
+
+    def _mind(self, now: float) -> None:
+        for rank in range(self.engine.here):
+            child = self._members.get(rank)
+            if child is not None and child.process.pid is not None and processes.is_stopped(child.process.pid):
+                child.stopped_at = child.stopped_at or now
+                if now - child.stopped_at > self.engine.replace_after:
+                    child.process.kill()
+            elif child is not None:
+                child.stopped_at = None
+        reception, after = self.reception, self.engine.replace_after
+        with reception.lock:
+            news, reception.news = reception.news, []
+            failures, reception.failures = reception.failures, []
+            for guest in self._guests():
+                if not guest.finished and guest.lost_at is None and now - guest.seen > after:
+                    guest.lost_at = now - after / 2
+            lost = [g for g in self._guests() if g.lost_at is not None and not g.given_up and now - g.lost_at > after]
+        for kind, data in news:
+            self._tell(kind, data)
+        for guest, text in failures:
+            self._on_failure(guest, text)
+        for guest in lost:
+            self._give_up(guest)
+        if not self._begun and not self._told_of_waiting and now - self._opened_at > 2.0:
+            self._told_of_waiting = True
+            least = self.engine.min_workers or self.engine.workers
+            self.session.say("waiting", needed=least, directory=str(self.session.directory))
+
+    def _tell(self, kind: str, data: dict[str, Any]) -> None:
+        if kind == "away":
+            if data["rank"] not in self._members:  # of a child of ours more will be known
+                self.session.emit("lost", **data, pid=None, reason="its connection ended")
+        elif kind == "turned_away":
+            self.session.emit("warning", message=f"Turned away {data['peer'] or 'a client'}: {data['why']} ({data['count']}x)")
+        else:
+            self.session.emit(kind, **data)
+
+    def _give_up(self, guest: Guest) -> None:
+        with self.reception.lock:
+            if guest.given_up or self.reception.guests[guest.rank] is not guest:
+                return
+            guest.given_up = True
+            guest.lost_at = guest.lost_at or time.monotonic()
+        self.reception.announce(guest.rank)
+        if self._begun:
+            self._deliver(self.center.leave(guest.rank))
+
+    def _on_failure(self, guest: Guest, text: str) -> None:
+        self.session.emit("lost", rank=guest.rank, pid=guest.pid, incarnation=guest.incarnation, reason=text)
+        if self.engine.on_failure == "raise":
+            raise WorkerError(guest.rank, f"it raised an exception on {guest.where}.\n\n{text.rstrip()}")
+
+    # -- workers of our own ---------------------------------------------------------------------------------
+
+    def _hire(self, rank: int, incarnation: int = 0) -> None:
+        self._members[rank] = self._start(rank, incarnation=incarnation, role="guest")
+
+    def _line(self) -> Way:
+        return Way(self.session.directory.resolve(), self._token, self.engine.shared)
+
+    def _member(self, rank: int) -> Child:
+        return self._members[rank] if rank < self.engine.workers else super()._member(rank)
+
+    def _on_death(self, rank: int) -> None:
+        member = self._let_go(rank)
+        with self.reception.lock:
+            guest = self.reception.guests[rank]
+            finished = guest is not None and guest.finished
+            if guest is not None and not finished:
+                guest.lost_at = guest.lost_at or time.monotonic()
+        if finished and member.error is None:
+            del self._members[rank]
+            return
+        member.deaths = self._deaths.get(rank, 0)
+        self._mourn(rank, member)
+        self._deaths[rank] = member.deaths
+        self._hire(rank, member.incarnation + 1)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _port_before(directory: Path) -> int:
+    """The port of an earlier incarnation, so that workers who know no more than an address find it again."""
+    try:
+        return endpoint.split_address(Endpoint.read(directory).address)[1]
+    except UsageError:
+        return 0

@@ -1,0 +1,256 @@
+"""A worker that has joined a center over a network: drives the worker's loop, its exchanges over a line or a shared memory."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paragrad.data.load import fingerprint
+from paragrad.engines.line import Ended, Line, Place, Replaced
+from paragrad.engines.localworker import Exchange, Post, Reader, drive, guarded, warm_learner
+from paragrad.engines.memory import FAST
+from paragrad.engines.processes import usable_cores
+from paragrad.engines.reception import head_of
+from paragrad.engines.shared import Segment
+from paragrad.engines.slot import Slot
+from paragrad.errors import UsageError
+from paragrad.job import Job
+from paragrad.learners.learner import Learner
+from paragrad.state import private
+from paragrad.transport.message import Vectors
+from paragrad.types import Commit, Reply, Vector
+
+
+def guest_main(post: Post) -> None:
+    """A child of the center's process that joins it like any other worker."""
+    guarded(post, _join)
+
+
+def _join(post: Post, job: Job) -> None:
+    assert post.line is not None
+    line = Line(post.line.directory, post.line.token, shared=post.line.shared, rank=post.rank, say=print)
+    learner = warm_learner(job, post.device)
+    try:
+        work_on(job, learner, line, same_as(job, learner))
+    except Ended as ended:
+        print(f"The run is over: {ended}.")
+
+
+def same_as(job: Job, learner: Learner) -> dict[str, Any]:
+    """What must be the same here as at the center."""
+    return {"layout": layout_of(learner), "data": fingerprint(job.train)}
+
+
+def layout_of(learner: Learner) -> dict[str, Any]:
+    """What two models must have in common to be one: how many numbers, of which type, under which names."""
+    module = getattr(learner, "module", None)
+    named = [] if module is None else [(name, tuple(p.shape)) for name, p in module.named_parameters()]
+    return {
+        "parameters": learner.weights.numel(),
+        "dtype": str(learner.weights.dtype).removeprefix("torch."),
+        "buffers": learner.buffers.numel(),
+        "integers": learner.integers.numel(),
+        "names": f"{zlib.crc32(repr(named).encode()):08x}",
+    }
+
+
+def work_on(job: Job, learner: Learner, line: Line, same: dict[str, Any], *, shares_cores: bool = False) -> None:
+    """Train until there are no rows left; a worker that was given up meanwhile begins again. ``shares_cores``: it computes
+    with as many threads as its machine has for each worker that is on it."""
+    while True:
+        place = line.take_place(same)
+        with ThreadPoolExecutor(1, "paragrad-exchange") as aside:
+            try:
+                exchange = Beside(job, learner, line, place, aside) if place.file else Away(job, learner, line, place, aside)
+                exchange.shares_cores = shares_cores
+                drive(job, exchange, incarnation=place.incarnation)
+                line.leave()
+                return
+            except Replaced:
+                continue
+
+
+class Joined(Exchange):
+    """What both have in common: an exchange goes on in a thread of its own, so that a window may be computed meanwhile."""
+
+    def __init__(self, line: Line, aside: ThreadPoolExecutor, *arguments: Any, **keywords: Any) -> None:
+        self._line = line
+        self._aside = aside
+        self._commit: Commit | None = None
+        self.shares_cores = False
+        self._neighbours = 1
+        super().__init__(*arguments, **keywords)
+        self._flight: Future[Any] = aside.submit(self._exchange)
+
+    def send(self, commit: Commit) -> None:
+        """Lay the commit out, and let it go."""
+        super().send(commit)
+        self._commit = commit
+        self._flight = self._aside.submit(self._exchange)
+
+    def receive(self) -> Reply:
+        """Wait for the answer, and take it."""
+        self._flight.result()
+        if self.shares_cores and self._line.neighbours != self._neighbours:
+            self._neighbours = self._line.neighbours
+            torch.set_num_threads(max(1, usable_cores() // self._neighbours))
+        return super().receive()
+
+    def _exchange(self) -> None:
+        raise NotImplementedError
+
+    def _head(self) -> dict[str, Any]:
+        if self._commit is None:
+            return {"op": "begin"}
+        return {"op": "commit", **head_of(self._commit)}
+
+
+class Away(Joined):
+    """Vectors go over the line, from and into memory of this worker's own."""
+
+    def __init__(self, job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> None:
+        like = learner.weights
+        slot = Slot.make(
+            private,
+            place.rank,
+            job.scheme,
+            like=like,
+            buffers=learner.buffers.numel(),
+            integers=learner.integers.numel(),
+            window=place.window,
+            by_reference=False,
+        )
+        super().__init__(
+            line,
+            aside,
+            job,
+            learner,
+            slot,
+            _Pulls(line, torch.empty_like(like)),
+            workers=place.workers,
+            incarnation=place.incarnation,
+            answer=torch.empty_like(like),
+            home=None,
+        )
+
+    def _exchange(self) -> None:
+        back = self._line.exchange(self._head, self._vectors, self._room)
+        slot = self._slot
+        slot.put_reply(
+            Reply(
+                worker=slot.worker,
+                sequence=back["sequence"],
+                version=back["version"],
+                value=slot.value,
+                steps=back["steps"],
+                batches=tuple(back["batches"]),
+                applied=back["applied"],
+                done=back["done"],
+                last=back["last"],
+                progress=back["progress"],
+            )
+        )
+
+    def _vectors(self) -> Vectors:
+        if self._commit is None:
+            return {}
+        slot, size = self._slot, self._commit.value.numel()
+        vectors = {"value": slot.value[:size], **{f"also.{name}": vector[:size] for name, vector in slot.also.items()}}
+        vectors |= {"buffers": slot.buffers, "integers": slot.integers}
+        return {name: vector for name, vector in vectors.items() if vector.numel()}
+
+    def _room(self, back: dict[str, Any]) -> Vectors:
+        """Where the answer goes; nowhere, if it is none."""
+        if "sequence" not in back:
+            return {}
+        assert self._answer is not None
+        rooms = {"value": self._answer, "buffers": self._slot.reply_buffers, "integers": self._slot.reply_integers}
+        return {name: room for name, room in rooms.items() if room.numel()}
+
+
+class _Pulls:
+    """The center as it is read over the line."""
+
+    def __init__(self, line: Line, live: Vector) -> None:
+        self._line = line
+        self.live_value = live
+
+    def pull(self, value: Vector) -> int:
+        """Copy the center into ``value``; returns its clock."""
+        back = self._line.exchange(lambda: {"op": "pull"}, dict, lambda back: {"value": value} if "clock" in back else {})
+        return int(back["clock"])
+
+
+class Beside(Joined):
+    """On the center's own machine: vectors lie in its memory, and only words go over the line."""
+
+    def __init__(self, job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> None:
+        self._place = place
+        slot, reader, answer = self._open(job, learner, place)
+        super().__init__(
+            line,
+            aside,
+            job,
+            learner,
+            slot,
+            reader,
+            workers=place.workers,
+            incarnation=place.incarnation,
+            answer=answer,
+            home=None,
+        )
+
+    @staticmethod
+    def _open(job: Job, learner: Learner, place: Place) -> tuple[Slot, Reader, Vector | None]:
+        assert place.file is not None
+        assert place.layout is not None
+        segment = Segment(_opened(Path(place.file)), dict(place.layout))
+        slot = Slot.make(
+            lambda name, length, dtype: segment.tensor(name),
+            place.rank,
+            job.scheme,
+            like=learner.weights,
+            buffers=learner.buffers.numel(),
+            integers=learner.integers.numel(),
+            window=place.window,
+            by_reference=False,
+        )
+        return slot, Reader(segment), segment.tensor(f"answer{place.rank}") if place.answers else None
+
+    def _exchange(self) -> None:
+        self._line.exchange(self._moved_head, dict, lambda back: {})
+
+    def _moved_head(self) -> dict[str, Any]:
+        """The head; and before that, where the center was started again, its new memory, with the commit laid out there."""
+        place = self._line.place
+        assert place is not None
+        if place.life != self._place.life:
+            self._place = place
+            commit = self._commit
+            self._slot, self._reader, self._answer = self._open(self._job, self._learner, place)
+            if commit is not None:
+                self._slot.put_commit(commit)
+            self.me.move(self._slot.value)
+        return self._head()
+
+    def send(self, commit: Commit) -> None:
+        """Lay the commit out, and let it go."""
+        place = self._line.place
+        if place is not None and place.life != self._place.life:
+            self._moved_head()
+        super().send(commit)
+
+
+def _opened(path: Path) -> int:
+    """The descriptor of a center's memory: a file of one's own, which no other may write to."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    status = os.fstat(fd)
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not path.name.endswith(".center"):
+        os.close(fd)
+        raise UsageError(f"{path} is not the memory of a center of yours (in {FAST} or the run directory): it is not opened.")
+    return fd

@@ -1,0 +1,452 @@
+"""Where workers from elsewhere are received: who sits where, and what becomes of what they send. Its threads never touch the
+center: they lay a commit out in a slot and say so in the pipe, as a worker of this machine does, and wait for its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paragrad.center import Center
+from paragrad.engines.localworker import Reader
+from paragrad.engines.memory import DTYPES, boot
+from paragrad.engines.shared import Segment
+from paragrad.engines.slot import MESSAGE, Op, Slot
+from paragrad.job import Job
+from paragrad.transport.message import PROTOCOL, Malformed, Refused, Vectors
+from paragrad.types import Commit, Reply
+
+HOLD = 20.0
+"""Seconds that an exchange waits for its answer before the worker is told to ask again."""
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+
+@dataclass
+class Guest:
+    """A worker that sits, or sat, on a place."""
+
+    rank: int
+    incarnation: int
+    key: str
+    """What it is known by: drawn anew by every process that joins."""
+    where: str = ""
+    pid: int = 0
+    machine: str = ""
+    shared: bool = False
+    """It is on this machine, and maps the center's memory."""
+    seen: float = field(default_factory=time.monotonic)
+    stays: int = 0
+    """Connections over which it says that it is there."""
+    ready: bool = False
+    finished: bool = False
+    lost_at: float | None = None
+    given_up: bool = False
+    told: bool = False
+    """It knows that the run is over."""
+    ticket: int = 0
+    """Counts its exchanges: only the latest counts, a thread that still reads an earlier one stops."""
+    filling: threading.Lock = field(default_factory=threading.Lock)
+    """Held while bytes are put into its slot."""
+
+
+class Reception:
+    """What the network's threads do. ``lock`` guards the guests; slots are their worker's, or the center's, as ever."""
+
+    def __init__(
+        self,
+        job: Job,
+        center: Center,
+        segment: Segment,
+        slots: list[Slot],
+        mouth: int,
+        waker: int,
+        *,
+        about: dict[str, Any],
+        layout: dict[str, Any],
+        data: str,
+        shares: str | None,
+        window: int,
+        reserved: int = 0,
+    ) -> None:
+        self.guests: list[Guest | None] = [None] * center.workers
+        self.incarnations = [-1] * center.workers
+        """The last that each place has had."""
+        self.lock = threading.Lock()
+        self.turned_away: dict[str, int] = {}
+        """How often somebody was, by the reason."""
+        self.news: list[tuple[str, dict[str, Any]]] = []
+        """Events for the record, which is not this room's."""
+        self.failures: list[tuple[Guest, str]] = []
+        """Exceptions of workers, as text."""
+        self.stopping: str | None = None
+        self._news = threading.Condition(self.lock)
+        self._job = job
+        self._center = center
+        self._segment = segment
+        self._slots = slots
+        self._mouth = mouth
+        self._waker = waker
+        self._about = about
+        self._layout = layout
+        self._fingerprint = data
+        self._shares = shares
+        self._window = window
+        self._reserved = reserved
+        """The first places are for workers that the center starts itself."""
+        self._reader = Reader(segment)
+        self._rooms: dict[int, torch.Tensor] = {}
+        self.life = os.urandom(8).hex()
+        """Changes when the center is started again."""
+
+    # -- short questions ------------------------------------------------------------------------------------
+
+    def ask(self, name: str, head: dict[str, Any], peer: str) -> dict[str, Any]:
+        """``about``: what is trained here. ``join``: a place. ``leave``: it is free again."""
+        if head.get("protocol") != PROTOCOL:
+            raise Malformed(
+                f"Protocol {str(head.get('protocol'))[:20]!r}, but this center speaks {PROTOCOL}: use the same version of "
+                "paragrad on both sides."
+            )
+        if name == "about":
+            return {**self._about, "protocol": PROTOCOL}
+        if name == "join":
+            return self._join(head, peer)
+        if name == "leave":
+            with self.lock:
+                guest = self._guest(head)
+                failure = head.get("failure")
+                if failure is None:
+                    guest.finished = True
+                    self._say(guest, Op.LEFT)
+                else:
+                    self.failures.append((guest, str(failure)))
+                    guest.lost_at = guest.lost_at or time.monotonic()
+                    os.write(self._waker, b"\0")
+            return {}
+        raise Malformed(f"{name[:40]!r} is no question that a center answers.")
+
+    def _join(self, head: dict[str, Any], peer: str) -> dict[str, Any]:
+        self._check_sameness(head)
+        key, was = str(head.get("key", "")), head.get("was")
+        shared = self._shares is not None and head.get("boot") == boot() and head.get("uid") == os.getuid()
+        shared = shared and head.get("shared") is True
+        with self.lock:
+            if self.stopping is not None:
+                return {"stop": self.stopping}
+            guest = self._same(was, key) or self._seated(key, head, peer, shared)
+            if guest is None:
+                return {"full": len(self.guests)}
+            guest.seen, guest.lost_at = time.monotonic(), None if guest.ready else guest.lost_at
+            told = {
+                "rank": guest.rank,
+                "incarnation": guest.incarnation,
+                "life": self.life,
+                "workers": len(self.guests),
+                "window": self._window,
+                "answers": bool(self._center.answers),
+                "beat": BEAT,
+            }
+            if guest.shared:
+                names = {str(dtype): name for name, dtype in DTYPES.items()}
+                layout = {name: [o, n, names[str(d)]] for name, (o, n, d) in self._segment.layout.items()}
+                told |= {"file": self._shares, "layout": layout}
+            return told
+
+    def _check_sameness(self, head: dict[str, Any]) -> None:
+        """A worker that trains something else must not come in."""
+        if head.get("layout") != self._layout:
+            raise Malformed(
+                f"The worker's model is {_told(head.get('layout'))}, the center's {_told(self._layout)}. Every worker must "
+                "build the same model."
+            )
+        if head.get("data") != self._fingerprint:
+            raise Malformed(
+                f"The worker's rows are others than the center's (fingerprint {str(head.get('data'))[:20]}, not "
+                f"{self._fingerprint}). Give every worker the same data."
+            )
+
+    def _same(self, was: Any, key: str) -> Guest | None:
+        """Who was away for a moment, and whose place is still its own."""
+        if not isinstance(was, list) or len(was) != 2 or was[0] not in range(len(self.guests)):
+            return None
+        guest = self.guests[was[0]]
+        if guest is None or guest.key != key or guest.incarnation != was[1] or guest.given_up or guest.finished:
+            return None
+        return guest
+
+    def _seated(self, key: str, head: dict[str, Any], peer: str, shared: bool) -> Guest | None:
+        """A newcomer on a free place: one that nobody has had, or one whose worker is lost."""
+        free = [rank for rank, guest in enumerate(self.guests) if guest is None]
+        free += [rank for rank, guest in enumerate(self.guests) if guest is not None and guest.lost_at is not None]
+        wanted = head.get("rank")
+        free = [rank for rank in free if (rank >= self._reserved if wanted is None else rank == wanted)]
+        if not free:
+            return None
+        rank = free[0]
+        self.incarnations[rank] += 1
+        before = self.guests[rank]
+        guest = Guest(rank, self.incarnations[rank], key, str(head.get("host", "")) or peer, int(head.get("pid", 0)))
+        guest.machine, guest.shared = str(head.get("boot", "")), shared
+        if before is not None:
+            guest.lost_at, guest.given_up = before.lost_at, before.given_up
+        self.guests[rank] = guest
+        self.news.append(("worker", {"rank": rank, "pid": guest.pid, "incarnation": guest.incarnation, "host": guest.where}))
+        return guest
+
+    # -- exchanges ------------------------------------------------------------------------------------------
+
+    def exchange(self, peer: str) -> Exchanging:
+        """A commit, or a wish for an answer or for the center as it is."""
+        return Exchanging(self)
+
+    def stay(self, head: dict[str, Any], peer: str, gone: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """A worker that is there, for as long as the connection holds."""
+        with self.lock:
+            guest = self._guest(head)
+            guest.stays += 1
+        try:
+            while True:
+                with self.lock:
+                    guest.seen = time.monotonic()
+                    if self.guests[guest.rank] is not guest or guest.given_up:
+                        answer: dict[str, Any] = {"gone": True}
+                    elif self.stopping is not None:
+                        answer, guest.told = {"stop": self.stopping}, True
+                    else:
+                        answer = {"neighbours": self._neighbours(guest)}
+                yield answer
+        finally:
+            with self.lock:
+                guest.stays -= 1
+                if not guest.stays and not guest.finished and guest.lost_at is None and not guest.told:
+                    guest.lost_at = time.monotonic()
+                    self.news.append(("away", {"rank": guest.rank, "incarnation": guest.incarnation}))
+
+    def _neighbours(self, guest: Guest) -> int:
+        """Workers on the same machine: they share its cores."""
+        return sum(g is not None and g.machine == guest.machine and g.lost_at is None for g in self.guests) or 1
+
+    def intruder(self, peer: str, why: str) -> None:
+        """Somebody was turned away: once in a while is said, all are counted."""
+        with self.lock:
+            kind = why.split(":")[0].split(",")[0][:60]
+            self.turned_away[kind] = count = self.turned_away.get(kind, 0) + 1
+            if count & (count - 1) == 0:
+                self.news.append(("turned_away", {"peer": peer, "why": why[:300], "count": count}))
+
+    def announce(self, rank: int) -> None:
+        """An answer lies in a slot."""
+        with self._news:
+            self._news.notify_all()
+
+    def stop(self, reason: str) -> None:
+        """The run is over: all who ask are told so."""
+        with self._news:
+            self.stopping = reason
+            self._news.notify_all()
+
+    # -- for exchanges --------------------------------------------------------------------------------------
+
+    def _guest(self, head: dict[str, Any]) -> Guest:
+        """Whose message it is; raises where that one has no place here."""
+        rank, incarnation = head.get("rank"), head.get("incarnation")
+        guest = self.guests[rank] if isinstance(rank, int) and 0 <= rank < len(self.guests) else None
+        if guest is None:
+            raise Malformed(f"Worker {str(rank)[:20]!r} is unknown: this run has workers 0 to {len(self.guests) - 1}.")
+        if head.get("life") != self.life:
+            raise Refused("gone: the center was started again, so join again.")
+        if guest.incarnation != incarnation or guest.given_up:
+            raise Refused("gone: the worker was given up, and its place is another's: join again.")
+        return guest
+
+    def _say(self, guest: Guest, op: Op, sequence: int = 0) -> None:
+        os.write(self._mouth, MESSAGE.pack(guest.rank, op, guest.incarnation, sequence))
+
+
+class Exchanging:
+    """One exchange of one guest."""
+
+    def __init__(self, reception: Reception) -> None:
+        self._at = reception
+        self._guest: Guest | None = None
+        self._ticket = 0
+        self._commit: Commit | None = None
+
+    def begin(self, head: dict[str, Any]) -> Vectors:
+        """Who it is, what is wanted, and where the vectors go."""
+        at = self._at
+        with at.lock:
+            guest = self._guest = at._guest(head)
+            guest.seen = time.monotonic()
+        with guest.filling:
+            guest.ticket += 1
+            self._ticket = guest.ticket
+        op = head.get("op")
+        if op not in ("begin", "commit", "again", "pull"):
+            raise Malformed(f"{str(op)[:20]!r} is nothing that an exchange can be.")
+        if op != "commit":
+            return {}
+        slot = at._slots[guest.rank]
+        self._commit = _commit_of(head, guest, slot, at._job, at._window)
+        if guest.shared:
+            return {}
+        vectors: dict[str, torch.Tensor] = {"value": self._commit.value}
+        vectors |= {f"also.{name}": vector for name, vector in self._commit.also.items()}
+        vectors |= {"buffers": slot.buffers, "integers": slot.integers}
+        return {name: vector for name, vector in vectors.items() if vector.numel()}
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[None]:
+        """Around every piece that is put into the slot: not once a later exchange of the same worker has begun."""
+        guest = self._guest
+        assert guest is not None
+        with guest.filling:
+            if guest.ticket != self._ticket:
+                raise Refused("gone: a later exchange of the same worker has begun.")
+            yield
+
+    def finish(self, head: dict[str, Any]) -> tuple[dict[str, Any], Vectors]:
+        """Say what has come, wait for the answer, and give it."""
+        at, guest = self._at, self._guest
+        assert guest is not None
+        rank, op = guest.rank, head["op"]
+        if op == "pull":
+            room = self._room()
+            return {"clock": at._reader.pull(room)}, {"value": room}
+        slot = at._slots[rank]
+        sequence = -1 - guest.incarnation if op == "begin" else _whole(head, "sequence", 0)
+        with at.lock:
+            if guest.ticket != self._ticket or at.guests[rank] is not guest:
+                raise Refused("gone: a later exchange of the same worker has begun.")
+            if op == "commit":
+                assert self._commit is not None
+                if not guest.shared:
+                    slot.put_commit(self._commit)
+                at._say(guest, Op.COMMIT, self._commit.sequence)
+            elif op == "begin":
+                at._say(guest, Op.READY)
+            until = time.monotonic() + HOLD
+            while not slot.answered(sequence):
+                if at.stopping is not None:
+                    guest.told = True
+                    return {"stop": at.stopping}, {}
+                if guest.ticket != self._ticket or at.guests[rank] is not guest or guest.given_up:
+                    raise Refused("gone: the worker was given up, or asks again elsewhere.")
+                left = until - time.monotonic()
+                if left <= 0:
+                    return {"pending": True}, {}
+                at._news.wait(min(left, 1.0))
+            if guest.shared:
+                return {}, {}
+            answers = at._center.answers
+            reply = slot.get_reply(answers[rank] if answers else slot.value)
+        return self._answer(reply)
+
+    def _answer(self, reply: Reply) -> tuple[dict[str, Any], Vectors]:
+        value, version = reply.value, reply.version
+        if not self._at._center.answers:
+            value = self._room()
+            version = self._at._reader.pull(value)
+        vectors: dict[str, torch.Tensor | None] = {"value": value, "buffers": reply.buffers, "integers": reply.integers}
+        head = {
+            "sequence": reply.sequence,
+            "version": version,
+            "steps": reply.steps,
+            "batches": list(reply.batches),
+            "applied": reply.applied,
+            "done": reply.done,
+            "last": reply.last,
+            "progress": reply.progress,
+        }
+        return head, {name: vector for name, vector in vectors.items() if vector is not None and vector.numel()}
+
+    def _room(self) -> torch.Tensor:
+        """A vector of this guest's own, to copy the center into before it is sent: sending may take its time."""
+        assert self._guest is not None
+        rooms, rank = self._at._rooms, self._guest.rank
+        if rank not in rooms:
+            rooms[rank] = torch.empty_like(self._at._reader.live_value)
+        return rooms[rank]
+
+
+# -- what a head may say --------------------------------------------------------------------------------------------
+
+
+def _commit_of(head: dict[str, Any], guest: Guest, slot: Slot, job: Job, window: int) -> Commit:
+    """A commit, all but its vectors, of which the places are named; raises where it cannot be one."""
+    whole = {name: _whole(head, name, 0) for name in ("sequence", "version", "steps", "rows", "part", "saw")}
+    if whole["sequence"] < 1:
+        raise Malformed("A commit is numbered from 1.")
+    if whole["part"] >= job.scheme.parts:
+        raise Malformed(f"Part {whole['part']}, but the vector has {job.scheme.parts}.")
+    batches, pulls = (_wholes(head, name, most) for name, most in (("batches", window), ("pulls", slot.pulls.numel() - 1)))
+    path = head.get("path")
+    length, parts = slot.value.numel(), job.scheme.parts
+    size = length * (whole["part"] + 1) // parts - length * whole["part"] // parts
+    return Commit(
+        worker=guest.rank,
+        incarnation=guest.incarnation,
+        value=slot.value[:size],
+        also={name: vector[:size] for name, vector in slot.also.items()},
+        buffers=slot.buffers if slot.buffers.numel() else None,
+        integers=slot.integers if slot.integers.numel() else None,
+        batches=batches,
+        pulls=pulls,
+        path=_path(path, slot.path.numel() // 2) if path is not None else None,
+        weight=_number(head, "weight"),
+        loss=_number(head, "loss"),
+        lr=_number(head, "lr"),
+        seconds=_number(head, "seconds"),
+        distance=_number(head, "distance"),
+        **whole,
+    )
+
+
+def head_of(commit: Commit) -> dict[str, Any]:
+    """What a worker says of its commit; the inverse."""
+    names = ("sequence", "version", "steps", "rows", "part", "saw", "weight", "loss", "lr", "seconds", "distance")
+    head: dict[str, Any] = {name: getattr(commit, name) for name in names}
+    head |= {"batches": list(commit.batches), "pulls": list(commit.pulls)}
+    return head if commit.path is None else head | {"path": [list(point) for point in commit.path]}
+
+
+def _whole(head: dict[str, Any], name: str, least: int) -> int:
+    value = head.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 62:
+        raise Malformed(f"{name} is {str(value)[:20]!r}, but it is a whole number of at least {least}.")
+    return value
+
+
+def _wholes(head: dict[str, Any], name: str, most: int) -> tuple[int, ...]:
+    values = head.get(name)
+    if not isinstance(values, list) or len(values) > most:
+        raise Malformed(f"{name} is no list of at most {most} whole numbers.")
+    return tuple(_whole({name: value}, name, 0) for value in values)
+
+
+def _number(head: dict[str, Any], name: str) -> float:
+    value = head.get(name, math.nan)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Malformed(f"{name} is {str(value)[:20]!r}, but it is a number.")
+    return float(value)
+
+
+def _path(given: Any, length: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    match given:
+        case [list(first), list(last)] if len(first) == len(last) == length:
+            return tuple(map(float, first)), tuple(map(float, last))
+    raise Malformed(f"A path is not two points of {length} numbers.")
+
+
+def _told(layout: Any) -> str:
+    if not isinstance(layout, dict):
+        return "none"
+    return f"{layout.get('parameters')} parameters of {layout.get('dtype')} ({layout.get('names')})"

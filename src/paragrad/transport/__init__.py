@@ -1,0 +1,1 @@
+"""How a commit crosses a network."""

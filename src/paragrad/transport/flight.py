@@ -1,0 +1,259 @@
+"""Arrow Flight: the one file that knows it. A head and vectors there, a head and vectors back; a token with every call."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from paragrad.transport.message import CHUNK, Malformed, Refused, TransportError, Vectors, declare, decode, encode, expect, raw
+
+SCHEMA = pa.schema([("bytes", pa.uint8())])
+HOSTNAME = "paragrad"
+"""The name that a self-signed certificate is made out to, wherever the center runs."""
+MALFORMED, REFUSED = "malformed: ", "refused: "
+
+
+class Answer(Protocol):
+    """What a server has to say to one exchange."""
+
+    def begin(self, head: dict[str, Any]) -> Vectors:
+        """A head has come: where to put the vectors that follow it; raises ``Refused`` where they are not wanted."""
+
+    def filling(self) -> contextlib.AbstractContextManager[None]:
+        """Around every piece that is put there; raises where it is no longer wanted."""
+
+    def finish(self, head: dict[str, Any]) -> tuple[dict[str, Any], Vectors]:
+        """They are there: the answer. It may take its time."""
+
+
+class Hosts(Protocol):
+    """Who answers."""
+
+    def ask(self, name: str, head: dict[str, Any], peer: str) -> dict[str, Any]:
+        """One question with a short answer."""
+
+    def exchange(self, peer: str) -> Answer:
+        """A head and vectors will come."""
+
+    def stay(self, head: dict[str, Any], peer: str, gone: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """A worker that is there: called with what it says again and again, closed when its connection ends."""
+
+    def intruder(self, peer: str, why: str) -> None:
+        """Somebody was turned away."""
+
+
+class Server(fl.FlightServerBase):  # type: ignore[misc]
+    """Listens, checks the token, and hands what comes to a host; a thread for each call."""
+
+    def __init__(self, host: Hosts, address: str, token: str, certificate: tuple[bytes, bytes] | None = None) -> None:
+        self._host = host
+        scheme = "grpc+tls" if certificate else "grpc"
+        super().__init__(
+            f"{scheme}://{address}",
+            tls_certificates=[certificate] if certificate else None,
+            middleware={"token": _Tokens(token, host)},
+        )
+
+    def do_action(self, context: Any, action: Any) -> list[Any]:
+        with _told(context, self._host):
+            answer = self._host.ask(action.type, decode(action.body), context.peer())
+            return [fl.Result(encode(answer))]
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _told(context, self._host):
+            head = decode(descriptor.command)
+            if "stay" in head:
+                self._stay(context, head, reader, writer)
+                return
+            answer = self._host.exchange(context.peer())
+            into = answer.begin(head)
+            expect(head, into)
+            _read(reader, into, answer.filling)
+            with contextlib.suppress(StopIteration):
+                while reader.read_chunk().data is None:
+                    continue
+                raise Malformed("More bytes came than were declared.")
+            back, vectors = answer.finish(head)
+            _write(writer, back, vectors)
+
+    def _stay(self, context: Any, head: dict[str, Any], reader: Any, writer: Any) -> None:
+        """Every beat of the worker is answered; the first that does not come through ends it."""
+        with contextlib.closing(self._host.stay(head, context.peer(), context.is_cancelled)) as answers:  # type: ignore[type-var]
+            while True:
+                try:
+                    reader.read_chunk()
+                except StopIteration:  # it hung up
+                    return
+                answer = next(answers, None)
+                if answer is None:
+                    return
+                writer.write_metadata(encode(answer))
+
+
+class _Tokens(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    def __init__(self, token: str, host: Hosts) -> None:
+        super().__init__()
+        self._wanted = f"Bearer {token}".encode()
+        self._host = host
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        given = next((value for key, values in headers.items() if key.lower() == "authorization" for value in values), "")
+        if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._wanted):
+            why = "a wrong token" if given else "no token"
+            self._host.intruder("", why)
+            raise fl.FlightUnauthenticatedError(f"There is {why} with this call.")
+
+
+@contextlib.contextmanager
+def _told(context: Any, host: Hosts) -> Iterator[None]:
+    """What was refused is said to the client in words, and to the host."""
+    try:
+        yield
+    except Malformed as error:
+        host.intruder(context.peer(), str(error))
+        raise fl.FlightServerError(MALFORMED + str(error)) from None
+    except Refused as error:
+        raise fl.FlightServerError(REFUSED + str(error)) from None
+
+
+def _write(writer: Any, head: Mapping[str, Any], vectors: Vectors) -> None:
+    """The head, then the bytes of each vector in pieces."""
+    writer.begin(SCHEMA)
+    writer.write_metadata(encode({**head, "vectors": declare(vectors)}))
+    _write_vectors(writer, vectors)
+
+
+def _write_vectors(writer: Any, vectors: Vectors) -> None:
+    for vector in vectors.values():
+        data = raw(vector)
+        for start in range(0, data.nbytes, CHUNK):
+            piece = data[start : start + CHUNK]
+            column = pa.Array.from_buffers(pa.uint8(), piece.nbytes, [None, pa.py_buffer(piece)])
+            writer.write_batch(pa.RecordBatch.from_arrays([column], schema=SCHEMA))
+
+
+def _read(reader: Any, into: Vectors, filling: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Fill the vectors with the pieces that come, in their order, and not a byte more."""
+    for name, vector in into.items():
+        room = raw(vector)
+        start = 0
+        while start < room.nbytes:
+            try:
+                chunk = reader.read_chunk().data
+            except StopIteration:
+                raise Malformed(f"{name!r} ended after {start:,} of {room.nbytes:,} bytes.") from None
+            if chunk is None:
+                continue
+            piece = np.frombuffer(chunk.column(0).buffers()[1], dtype=np.uint8, count=chunk.num_rows)
+            if piece.nbytes > min(CHUNK, room.nbytes - start):
+                raise Malformed(f"A piece of {piece.nbytes:,} bytes for {name!r}, which is longer than was declared.")
+            with filling():
+                room[start : start + piece.nbytes] = piece
+            start += piece.nbytes
+
+
+class Client:
+    """The other side: asks, and exchanges."""
+
+    def __init__(self, address: str, token: str, certificate: bytes | None = None, *, hostname: str | None = None) -> None:
+        self.address = address
+        scheme = "grpc+tls" if certificate else "grpc"
+        options = [("grpc.max_reconnect_backoff_ms", 1000), ("grpc.initial_reconnect_backoff_ms", 100)]
+        own = {"tls_root_certs": certificate, "override_hostname": hostname or HOSTNAME} if certificate else {}
+        self._client = fl.connect(f"{scheme}://{address}", generic_options=options, **own)
+        self._headers = [(b"authorization", f"Bearer {token}".encode())]
+
+    def ask(self, name: str, head: Mapping[str, Any], *, timeout: float = 10.0) -> dict[str, Any]:
+        """One question."""
+        with _understood(self.address):
+            results = self._client.do_action(fl.Action(name, encode(head)), self._options(timeout))
+            return decode(next(iter(results)).body)
+
+    def exchange(
+        self,
+        head: Mapping[str, Any],
+        vectors: Vectors,
+        into: Callable[[dict[str, Any]], Vectors],
+        *,
+        timeout: float,
+    ) -> dict[str, Any]:
+        """A head and vectors there; the head that comes back, its vectors where ``into`` wants them."""
+        with _understood(self.address):
+            command = encode({**head, "vectors": declare(vectors)})
+            descriptor = fl.FlightDescriptor.for_command(command)
+            writer, reader = self._client.do_exchange(descriptor, self._options(timeout))
+            try:
+                try:
+                    writer.begin(SCHEMA)
+                    _write_vectors(writer, vectors)
+                    writer.done_writing()
+                except OSError:
+                    reader.read_chunk()  # what went wrong is known to the other direction
+                    raise
+                back = decode(reader.read_chunk().app_metadata)
+                where = into(back)
+                expect(back, where)
+                _read(reader, where, contextlib.nullcontext)
+                writer.close()
+            except BaseException:
+                reader.cancel()
+                with contextlib.suppress(OSError, pa.ArrowException):
+                    writer.close()
+                raise
+            return back
+
+    def stay(
+        self, head: Mapping[str, Any], beat: Callable[[], dict[str, Any] | None], heard: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Say every beat, hear its answer; returns when ``beat`` gives None, raises when the connection breaks."""
+        with _understood(self.address):
+            writer, reader = self._client.do_exchange(
+                fl.FlightDescriptor.for_command(encode({**head, "stay": True})), self._options(None)
+            )
+            with writer:
+                while (said := beat()) is not None:
+                    writer.write_metadata(encode(said))
+                    heard(decode(reader.read_chunk().app_metadata))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def _options(self, timeout: float | None) -> Any:
+        return fl.FlightCallOptions(timeout=timeout, headers=self._headers)
+
+
+@contextlib.contextmanager
+def _understood(address: str) -> Iterator[None]:
+    """Flight's errors as ours: worth another attempt, or not."""
+    try:
+        yield
+    except fl.FlightUnauthenticatedError:
+        raise Refused(f"The center at {address} does not know the token.") from None
+    except (fl.FlightServerError, fl.FlightInternalError) as error:
+        text = str(error)
+        for mark, kind in ((MALFORMED, Malformed), (REFUSED, Refused)):
+            if mark in text:
+                words = text.split(mark, 1)[1].split(". Detail:")[0].split(" gRPC client debug context")[0]
+                raise kind(words) from None
+        raise TransportError(f"The exchange with {address} failed: {_first_line(text)}") from None
+    except (fl.FlightError, pa.ArrowException, OSError, StopIteration) as error:
+        raise TransportError(f"The center at {address} cannot be reached: {_first_line(str(error))}") from None
+
+
+def _first_line(text: str) -> str:
+    return text.split("\n", 1)[0].split(". gRPC client debug context")[0][:200]
+
+
+def stop(server: Server, *, within: float = 5.0) -> None:
+    """Close the port. A call whose client neither reads nor hangs up is not waited for beyond ``within`` seconds."""
+    closing = threading.Thread(target=server.shutdown, name="flight-shutdown", daemon=True)
+    closing.start()
+    closing.join(within)
