@@ -18,7 +18,7 @@ class Arrival:
     number: int
     """The center counts all arrivals of a run, from 1."""
     kind: str
-    """join, leave, commit (applied, refused, or waiting still) or repeated."""
+    """join, leave, commit (applied, refused, or waiting still), repeated, or forgotten by a center that was killed."""
     worker: int
     incarnation: int = 0
     sequence: int = 0
@@ -61,6 +61,11 @@ class Attempt:
         if before is not arrival:
             raise UsageError(f"The record has two arrivals with the number {arrival.number}: {before} and {arrival}.")
 
+    def skip(self, last: int, forgotten: Iterable[int]) -> None:
+        """The center was killed after the arrival ``last`` and started again; commits that waited in a round came again."""
+        self.arrivals = {number: arrival for number, arrival in self.arrivals.items() if number <= last}
+        self.arrivals |= {number: Arrival(number, "forgotten", -1) for number in forgotten}
+
     def cut(self, begins: int, waiting: Iterable[Mapping[str, Any]]) -> None:
         """Forget what came after a checkpoint that the run went back to; what waited in a round then was never applied."""
         self.arrivals = {number: arrival for number, arrival in self.arrivals.items() if number <= begins}
@@ -80,6 +85,8 @@ class History:
     """Whether the run came to a model."""
     left_out: int = 0
     """Lines that a full disk did not take."""
+    done_again: int = 0
+    """Mini-batches of commits that waited, their workers gone on, when the center was killed."""
 
 
 def read(events: Iterable[Event]) -> History:
@@ -95,6 +102,9 @@ def read(events: Iterable[Event]) -> History:
             elif event.kind == "resume":
                 assert start is not None
                 _go_back(history, start, event.data)
+            elif event.kind == "restart":
+                history.attempts[-1].skip(event.data["arrived"], event.data["forgotten"])
+                history.done_again += event.data["again"]
             elif event.kind == "gap":
                 history.left_out += event.data["lines"]
             elif event.kind == "end":

@@ -522,6 +522,7 @@ class Center:
             "resting": {str(worker): asdict(owed) for worker, owed in self._resting.items()},
             "given": [None if given is None else asdict(given) for given in self._given],
             "gone_on": [] if self._held else [[commit.worker, list(commit.batches)] for commit in self._round],
+            "forgotten": [commit.arrived for commit in self._round],
         }
         return numbers
 

@@ -132,7 +132,7 @@ def effective(events: Iterable[Event]) -> list[Event]:
     """The applied commits that the final center is made of: those after a checkpoint that a run went back to are left out."""
     commits: list[Event] = []
     for event in events:
-        if event.kind == "resume":
+        if event.kind in ("resume", "restart"):
             commits = [c for c in commits if c.data["clock"] <= event.data["clock"]]
         elif event.kind == "commit":
             commits.append(event)

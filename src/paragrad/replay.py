@@ -289,7 +289,7 @@ def _notes(history: History) -> list[str]:
 
 def _bits(history: History) -> bool:
     """Whether the run was computed as its replay is: the same bits are then expected."""
-    engine, fields = options.parse_fields(history.attempts[-1].start["engine"])
+    engine, fields = options.split_fields(history.attempts[-1].start["engine"])
     alone = engine == "local" or fields.get("mode") == "loop"
     return alone and fields.get("device", "cpu") == "cpu"
 

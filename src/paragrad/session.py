@@ -145,7 +145,14 @@ class Session:
             self._before = self.resumed.numbers["seconds"]
             if "present" in numbers:  # nothing was lost but the process: all goes on where it was
                 self.tally.validations = [{"time": e.time, **e.data} for e in read(self.directory) if e.kind == "validation"]
-                self.emit("restart", clock=center.clock, arrived=center.arrivals)
+                present = numbers["present"]
+                self.emit(
+                    "restart",
+                    clock=center.clock,
+                    arrived=center.arrivals,
+                    forgotten=present["forgotten"],
+                    again=sum(len(batches) for _, batches in present["gone_on"]),
+                )
                 return
             self.emit(
                 "resume",

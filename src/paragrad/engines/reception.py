@@ -141,10 +141,12 @@ class Reception:
         with self.lock:
             if self.stopping is not None:
                 return {"stop": self.stopping}
-            guest = self._same(was, key) or self._seated(key, head, peer, shared)
+            guest = self._same(was, key) or self._seated(key, head, peer)
             if guest is None:
                 return {"full": len(self.guests)}
             guest.seen, guest.lost_at = time.monotonic(), None if guest.ready else guest.lost_at
+            guest.where, guest.pid = str(head.get("host", "")) or peer, int(head.get("pid", 0))
+            guest.machine, guest.shared = str(head.get("boot", "")), shared
             told = {
                 "rank": guest.rank,
                 "incarnation": guest.incarnation,
@@ -182,7 +184,7 @@ class Reception:
             return None
         return guest
 
-    def _seated(self, key: str, head: dict[str, Any], peer: str, shared: bool) -> Guest | None:
+    def _seated(self, key: str, head: dict[str, Any], peer: str) -> Guest | None:
         """A newcomer on a free place: one that nobody has had, or one whose worker is lost."""
         free = [rank for rank, guest in enumerate(self.guests) if guest is None]
         free += [rank for rank, guest in enumerate(self.guests) if guest is not None and guest.lost_at is not None]
@@ -193,12 +195,13 @@ class Reception:
         rank = free[0]
         self.incarnations[rank] += 1
         before = self.guests[rank]
-        guest = Guest(rank, self.incarnations[rank], key, str(head.get("host", "")) or peer, int(head.get("pid", 0)))
-        guest.machine, guest.shared = str(head.get("boot", "")), shared
+        guest = Guest(rank, self.incarnations[rank], key)
         if before is not None:
             guest.lost_at, guest.given_up = before.lost_at, before.given_up
         self.guests[rank] = guest
-        self.news.append(("worker", {"rank": rank, "pid": guest.pid, "incarnation": guest.incarnation, "host": guest.where}))
+        self.news.append(
+            ("worker", {"rank": rank, "pid": head.get("pid"), "incarnation": guest.incarnation, "host": head.get("host", peer)})
+        )
         return guest
 
     # -- exchanges ------------------------------------------------------------------------------------------

@@ -80,7 +80,14 @@ class _Stage:
         workers: int = start["workers"]
         job = replace(replay.job, plan=replace(replay.job.plan, epochs=start["epochs"]))
         self.job = job
-        self.center = make_center(job, replay.learner, workers=workers, shards=start["shards"], allocate=private)
+        self.center = make_center(
+            job,
+            replay.learner,
+            workers=workers,
+            shards=start["shards"],
+            allocate=private,
+            by_reference=not start["engine"].startswith("network"),
+        )
         self.center.applied, self.center.refused, self.center.repeated = self._applied, self._refused, self._repeated
         learner = replay.learner
         self._slots = [
@@ -136,6 +143,9 @@ class _Stage:
                 return self.center.leave(worker)
             case "repeated":
                 return self.center.receive(self._again(arrival))
+            case "forgotten":
+                self.center.arrivals += 1
+                return []
         return self.center.receive(self._make_commit(arrival))
 
     def _make(self, rank: int, incarnation: int) -> _Actor:
