@@ -23,7 +23,8 @@ chaos: .venv/.all
 	$(BIN)/pytest -m chaos -s
 
 bench: .venv/.all
-	for name in exchange throughput straggler memory start stream keras_fit; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(PIP) -e '.[bench]' --no-build-isolation
+	for name in exchange throughput network straggler memory start stream keras_fit; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/vector.py --device cpu --part models,toy --seconds 2 --out benchmarks/results/vector_cpu.json
 	$(BIN)/python benchmarks/table.py
 

@@ -171,7 +171,9 @@ class Commits:
             self.step_seconds[data["worker"]].append(data["seconds"] / data["steps"])
 
 
-def trained(model: Any, data: Any, scheme: pg.Scheme, *, workers: int, seconds: float, **options: Any) -> Commits:
+def trained(
+    model: Any, data: Any, scheme: pg.Scheme, *, workers: int, seconds: float, engine: Any = None, **options: Any
+) -> Commits:
     """Train for so many seconds on workers of one thread; no validation, no checkpoint in between."""
     commits = Commits()
     with tempfile.TemporaryDirectory(prefix="paragrad-bench-") as folder:
@@ -182,7 +184,7 @@ def trained(model: Any, data: Any, scheme: pg.Scheme, *, workers: int, seconds: 
             stop=pg.Stop(seconds=seconds),
             callbacks=(commits,),
         )
-        engine = pg.Local(workers=workers, threads=1)
+        engine = engine or pg.Local(workers=workers, threads=1)
         result = pg.train(model, data, scheme=scheme, engine=engine, epochs=10_000, run=run, **options)
     if result.stopped != "seconds":
         raise RuntimeError(f"The run ended ({result.stopped}) before the measured time was over.")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +80,52 @@ def rpc(rank: int, processes: int, meeting: str, length: int) -> Step | None:
         mine.copy_(torch_rpc.rpc_sync(f"bench{server}", _push, args=(mine,))).mul_(1e-6)
 
     return step
+
+
+def tcp(rank: int, processes: int, meeting: str, length: int) -> Step | None:
+    """Bare sockets: the last process takes a vector and gives one back, a thread for each connection, and does nothing else."""
+    if rank == processes - 1:
+        door = socket.create_server(("127.0.0.1", 0))
+        with open(f"{meeting}.tmp", "w", encoding="ascii") as file:
+            file.write(str(door.getsockname()[1]))
+        os.rename(f"{meeting}.tmp", meeting)
+        threading.Thread(target=_answer, args=(door, length), daemon=True).start()
+        return None
+    while not os.path.exists(meeting):
+        time.sleep(0.05)
+    with open(meeting, encoding="ascii") as file:
+        line = socket.create_connection(("127.0.0.1", int(file.read())))
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    mine = memoryview(np.full(length, 1e-6, dtype=np.float32)).cast("B")  # type: ignore[arg-type]
+
+    def step() -> None:
+        line.sendall(mine)
+        _fill(line, mine)
+
+    return step
+
+
+def _answer(door: socket.socket, length: int) -> None:
+    while True:
+        line, _ = door.accept()
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=_echo, args=(line, length), daemon=True).start()
+
+
+def _echo(line: socket.socket, length: int) -> None:
+    room = memoryview(bytearray(4 * length))
+    while True:
+        _fill(line, room)
+        line.sendall(room)
+
+
+def _fill(line: socket.socket, room: memoryview) -> None:
+    got = 0
+    while got < room.nbytes:
+        count = line.recv_into(room[got:])
+        if not count:
+            raise ConnectionError("the other side hung up")
+        got += count
 
 
 def all_reduce(rank: int, workers: int, meeting: str, length: int) -> Step:

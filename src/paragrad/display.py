@@ -151,6 +151,16 @@ class Display:
         worker = self._workers.setdefault(data["rank"], _Worker())
         worker.pid, worker.incarnation, worker.state = data["pid"], data["incarnation"], "warming up"
 
+    def _on_listening(self, data: Any) -> None:
+        if not data["here"] == data["workers"]:
+            self.note(f"The center listens at {data['address']}. Workers join with: paragrad join {data['directory']}")
+
+    def _on_waiting(self, data: Any) -> None:
+        self._say(f"Waiting for workers: {data['joined']} of {data['needed']} have joined.")
+
+    def _on_restart(self, data: Any) -> None:
+        self._say(f"The center goes on from update {data['clock']}, as it was; its workers come back by themselves.")
+
     def _on_go(self, data: Any) -> None:
         self._began = self._time
         self._went = time.monotonic()
@@ -160,7 +170,8 @@ class Display:
     def _on_lost(self, data: Any) -> None:
         self._workers.setdefault(data["rank"], _Worker()).state = "lost"
         if not self._simulated:  # there it is what was asked for
-            self._say(f"Worker {data['rank']} (pid {data['pid']}) was lost: {data['reason']}", style="red")
+            pid = "" if data["pid"] is None else f" (pid {data['pid']})"
+            self._say(f"Worker {data['rank']}{pid} was lost: {data['reason']}", style="red")
 
     def _on_refused(self, data: Any) -> None:
         if data["why"] == "late":  # part of the scheme, not a fault

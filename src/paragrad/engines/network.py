@@ -232,7 +232,7 @@ class _Crew(Crew):
         """Wait for enough workers, then apply commits until the rows are used up or a stop is asked for."""
         session, least = self.session, self.engine.min_workers or self.engine.workers
         again = any(guest is not None for guest in self.reception.guests)
-        session.say("listening", address=self._endpoint.address, workers=self.engine.workers, directory=str(session.directory))
+        self._tell_where()
         for rank in range(self.engine.here):
             self._hire(rank)
         if again:
@@ -246,6 +246,11 @@ class _Crew(Crew):
         while session.stopped is None and not self._is_over():
             self._turn()
         session.end()
+
+    def _tell_where(self) -> None:
+        engine = self.engine
+        told = {"workers": engine.workers, "here": engine.here, "directory": str(self.session.directory)}
+        self.session.say("listening", address=self._endpoint.address, **told)
 
     def _begin(self) -> None:
         self._begun = True
@@ -359,8 +364,8 @@ class _Crew(Crew):
             self._give_up(guest)
         if not self._begun and not self._told_of_waiting and now - self._opened_at > 2.0:
             self._told_of_waiting = True
-            least = self.engine.min_workers or self.engine.workers
-            self.session.say("waiting", needed=least, directory=str(self.session.directory))
+            joined = sum(guest.ready for guest in self._guests())
+            self.session.say("waiting", needed=self.engine.min_workers or self.engine.workers, joined=joined)
 
     def _tell(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "away":
