@@ -152,7 +152,7 @@ class Display:
         worker.pid, worker.incarnation, worker.state = data["pid"], data["incarnation"], "warming up"
 
     def _on_listening(self, data: Any) -> None:
-        if not data["here"] == data["workers"]:
+        if data["here"] != data["workers"]:
             self.note(f"The center listens at {data['address']}. Workers join with: paragrad join {data['directory']}")
 
     def _on_waiting(self, data: Any) -> None:
