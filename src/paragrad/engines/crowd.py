@@ -11,9 +11,9 @@ import torch
 from paragrad.data.source import example
 from paragrad.job import Job
 from paragrad.learners.learner import Learner, Recovers, WarmsUp
+from paragrad.learners.rowmodel import Batchable
 from paragrad.learners.rows import Task, TorchRows
 from paragrad.learners.stepper import Precision
-from paragrad.learners.torch import TorchLearner
 from paragrad.replica import Replica
 from paragrad.types import Done, Vector
 from paragrad.worker import Window, progress_of, run_window
@@ -117,10 +117,9 @@ class Together:
     """Rows of one tensor, stepped at once."""
 
     def __init__(
-        self, job: Job, learner: TorchLearner, workers: int, device: str, *, precision: Precision, chunk: int | None
+        self, job: Job, learner: Batchable, workers: int, device: str, *, precision: Precision, chunk: int | None
     ) -> None:
         self._job = job
-        self._paced = learner.chosen.schedule is not None
         self.rows = TorchRows(
             learner,
             workers,
@@ -155,7 +154,7 @@ class Together:
             window.done = done
 
     def _progress(self, request: Window) -> tuple[float, ...]:
-        if not self._paced:
+        if not self.rows.paced:
             return ()
         return tuple(progress_of(self._job.scheme, request, step, self._job.plan) for step in range(len(request.batches)))
 

@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 import torch
 
@@ -22,6 +22,7 @@ from paragrad.job import Job
 from paragrad.learners import batchable
 from paragrad.learners.keras import KerasLearner
 from paragrad.learners.learner import Learner
+from paragrad.learners.rowmodel import Batchable
 from paragrad.learners.stepper import Precision
 from paragrad.learners.torch import TorchLearner
 from paragrad.options import APART
@@ -30,6 +31,8 @@ from paragrad.session import Session
 
 LARGE = 50_000
 """Parameters from which windows are computed one after another on a CPU: its cores are busy with one model then."""
+LARGE_IN_KERAS = 250_000
+"""The same for Keras models: a step of one of them takes milliseconds in Python alone."""
 COLLECTED = 50_000
 """Objects that are made before Python looks for garbage in cycles."""
 CACHED = 2_000_000
@@ -109,7 +112,7 @@ class Vector:
     def _crowd(self, job: Job, session: Session, learner: Learner) -> Crowd:
         arranged = self._arrange(job, learner)
         if arranged.reason is None:
-            assert isinstance(learner, TorchLearner)
+            assert _batchable(learner)
             return Together(job, learner, self.workers, self.device, precision=self.precision, chunk=arranged.chunk)
         if self.mode != "loop":
             session.emit("note", message=f"Workers are computed one after another: {arranged.reason}.")
@@ -122,11 +125,11 @@ class Vector:
             raise UsageError(f"mode='together', but workers cannot be computed together: {reason}. Leave mode at 'auto'.")
         vector = learner.weights.numel() * learner.weights.element_size()
         # Weights, what is sent and what was answered; then what the scheme keeps, and the optimiser.
-        kept = 3 + len(job.scheme.worker_slots) + (batchable.slots_of(learner) if isinstance(learner, TorchLearner) else 0)
+        kept = 3 + len(job.scheme.worker_slots) + (batchable.slots_of(learner) if isinstance(learner, Batchable) else 0)
         static = vector * kept * self.workers
         one = vector * (kept + 1)
         if reason is None:
-            assert isinstance(learner, TorchLearner)
+            assert _batchable(learner)
             one += batchable.activations(learner, job.train, job.plan)
         room = devices.room(self.device)
         if static + one > room:
@@ -143,15 +146,19 @@ class Vector:
     def _why_loop(self, job: Job, learner: Learner) -> str | None:
         if self.mode == "loop":
             return "that was asked for"
-        if isinstance(learner, KerasLearner):
-            return "a Keras model holds its own variables"
-        if type(learner) is not TorchLearner:
+        if not _batchable(learner):
             return "the learner is one of your own"
         if isinstance(job.train, Orderly):
             return "the rows are streamed"
-        if self.mode == "auto" and not self.device.startswith("cuda") and learner.weights.numel() > LARGE:
+        large = LARGE_IN_KERAS if isinstance(learner, KerasLearner) else LARGE
+        if self.mode == "auto" and not self.device.startswith("cuda") and learner.weights.numel() > large:
             return f"on a CPU that is faster for a model of {learner.weights.numel():,} parameters"
         return batchable.why_not(learner, job.train, job.plan)
+
+
+def _batchable(learner: Learner) -> TypeGuard[Batchable]:
+    """Whether it is a learner of ours, and no subclass, which may step in any way."""
+    return type(learner) in (TorchLearner, KerasLearner)
 
 
 @contextlib.contextmanager

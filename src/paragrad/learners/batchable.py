@@ -9,23 +9,29 @@ import torch
 
 from paragrad.data.plan import Plan
 from paragrad.data.source import Source, Weighted
+from paragrad.learners import kerasrows
+from paragrad.learners.keras import KerasLearner, unwrapped
+from paragrad.learners.rowmodel import Batchable
 from paragrad.learners.rows import Task, TorchRows
-from paragrad.learners.torch import TorchLearner
 from paragrad.optim.rows import rows_of
 from paragrad.types import Done
 
 
-def why_not(learner: TorchLearner, source: Source, plan: Plan) -> str | None:
+def why_not(learner: Batchable, source: Source, plan: Plan) -> str | None:
     """Why this learner's replicas cannot be computed together; None where they can.
 
     It is tried: two rows make a step together, and must come to where each comes alone.
     """
-    if rows_of(learner.torch_optimizer) is None:
+    if isinstance(learner, KerasLearner):
+        reason = kerasrows.why_not(learner)
+        if reason is not None:
+            return reason
+    elif rows_of(learner.torch_optimizer) is None:
         return f"the optimiser {type(learner.torch_optimizer).__name__} is not known for rows"
     if isinstance(source.batch(plan.rows_of(0)), Weighted):
         return "its rows have weights"
     if learner.coarse:
-        return "the module holds weights in a coarser type than the center"
+        return "the model holds weights in a coarser type than the center"
     two = min(2, plan.positions)
     functorch: Any = torch._C._functorch
     fallback = functorch._is_vmap_fallback_enabled()
@@ -44,12 +50,16 @@ def why_not(learner: TorchLearner, source: Source, plan: Plan) -> str | None:
     for row in range(two):
         if not _same_alone(learner, source.batch(plan.rows_of(row)), rows.gradients[row], buffers[row], outcomes[row]):
             return "a step of two rows together is not the same as one after another"
+    if isinstance(learner, KerasLearner) and not kerasrows.same_steps(learner, rows.gradients[0]):
+        return (
+            f"this version's {type(learner.model.optimizer).__name__} steps in another way than the one that is known for rows"
+        )
     return None
 
 
 def _in_words(error: Exception) -> str:
     """What keeps a model from being computed together; torch's own words where they are not known."""
-    said = str(error).strip()
+    said = unwrapped(str(error)).strip()
     if "randomness" in said:
         return "the model draws random numbers (dropout), which must not depend on who is computed with whom"
     if "item()" in said or "data-dependent control flow" in said:
@@ -60,7 +70,7 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {first if len(first) < 160 else first[:160].rpartition(' ')[0] + ' ...'}"
 
 
-def _same_alone(learner: TorchLearner, batch: Any, together: torch.Tensor, buffers: torch.Tensor, outcome: Done) -> bool:
+def _same_alone(learner: Batchable, batch: Any, together: torch.Tensor, buffers: torch.Tensor, outcome: Done) -> bool:
     """Whether a row's gradient, buffers and loss are what the learner comes to alone."""
     before = learner.weights.clone(), learner.buffers.clone(), learner.integers.clone()
     gradient = torch.empty_like(learner.weights)
@@ -71,7 +81,9 @@ def _same_alone(learner: TorchLearner, batch: Any, together: torch.Tensor, buffe
     for vector, old in zip((learner.weights, learner.buffers, learner.integers), before, strict=True):
         vector.copy_(old)
     learner.spread()
-    tolerance = 1e-3 if learner.weights.dtype == torch.float32 else 1e-9
+    # Keras on torch multiplies matrices in float32, whatever the type of its layers.
+    fine = learner.weights.dtype == torch.float64 and not isinstance(learner, KerasLearner)
+    tolerance = 1e-9 if fine else 1e-3
     scale = max(float(gradient.abs().max()), 1e-12)
     return (
         math.isclose(outcome.loss, step.loss * step.weight, rel_tol=tolerance, abs_tol=tolerance)
@@ -81,13 +93,15 @@ def _same_alone(learner: TorchLearner, batch: Any, together: torch.Tensor, buffe
     )
 
 
-def slots_of(learner: TorchLearner) -> int:
+def slots_of(learner: Batchable) -> int:
     """How many vectors the optimiser keeps for each replica."""
+    if isinstance(learner, KerasLearner):
+        return sum(tensor.numel() for tensor in learner.state().values()) // learner.weights.numel()
     optimizer = rows_of(learner.torch_optimizer)
     return 2 if optimizer is None else len(optimizer.slots)
 
 
-def activations(learner: TorchLearner, source: Source, plan: Plan) -> int:
+def activations(learner: Batchable, source: Source, plan: Plan) -> int:
     """Bytes that the forward pass of one replica keeps for its backward pass, beside the weights."""
     seen: dict[int, int] = {}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from paragrad.flat import Flat
+from paragrad.flat import Flat, Piece
 from paragrad.types import Vector
 
 
@@ -37,6 +37,17 @@ class Flattened:
     def integers(self) -> Vector:
         """Counters."""
         return self._integers.vector
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the model holds weights in a coarser type than the vector."""
+        return self._weights.coarse
+
+    @property
+    def pieces(self) -> dict[str, list[Piece]]:
+        """Where each tensor of the model lies in weights, buffers and integers."""
+        kinds = {"weights": self._weights, "buffers": self._buffers, "integers": self._integers}
+        return {kind: flat.pieces for kind, flat in kinds.items()}
 
     def spread(self) -> bool:
         """Bring the model up to date with the vectors."""

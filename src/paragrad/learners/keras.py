@@ -42,7 +42,8 @@ class KerasLearner(Flattened):
         with self._keras.device(str(self.device)):
             self._optimizer = KerasOptimizer(self.model.optimizer, self._variables, self._keras)
         self._by_weight = _divides_by_weights(self.model)
-        self._rate = rate_of(self.model)
+        self.followed_rate = rate_of(self.model)
+        """The rate that whoever trains sets while it runs; None: the optimiser's own."""
         self.model.train()
 
     @staticmethod
@@ -51,7 +52,7 @@ class KerasLearner(Flattened):
         """Show these rows to a model, which so comes to all its variables; raise where it does not take them."""
         x, y, weight = parts(model, batch)
         try:
-            output = _call(model, x, training=False)
+            output = call(model, x, training=False)
             if not kerasmodel.is_custom(model):
                 model.compute_loss(x=x, y=y, y_pred=output, sample_weight=weight)
         except UsageError:
@@ -87,8 +88,8 @@ class KerasLearner(Flattened):
             if self._custom:
                 return self._own_step(batch)
             result = self._backward(batch)
-            if self._rate is not None:
-                self._optimizer.use_rate(self._rate.value)
+            if self.followed_rate is not None:
+                self._optimizer.use_rate(self.followed_rate.value)
             self._optimizer.apply([variable.value.grad for variable in self._variables])
         return result
 
@@ -104,6 +105,12 @@ class KerasLearner(Flattened):
         if accumulate:
             out.lerp_(mine, result.weight / (accumulate + result.weight))
         return result
+
+    def descend(self, gradient: Vector) -> None:
+        """One step of the local optimiser on a gradient that is given."""
+        views = dict(zip((id(piece.tensor) for piece in self._weights.pieces), self._weights.views(gradient), strict=True))
+        with self._keras.device(str(self.device)):
+            self._optimizer.apply([views[id(variable.value)] for variable in self._variables])
 
     def warm_up(self, batch: Any) -> None:
         """One forward and backward pass that leaves no trace."""
@@ -166,7 +173,7 @@ class KerasLearner(Flattened):
         x, y, weight = self._parts(batch)
         self._draw_seeds()
         self._clear()
-        output = _call(self.model, x, training=True)
+        output = call(self.model, x, training=True)
         loss = self.model.compute_loss(x=x, y=y, y_pred=output, sample_weight=weight)
         self.model.optimizer.scale_loss(loss).backward()
         return Step(loss=float(loss.detach()), weight=self._normaliser(x, weight))
@@ -255,8 +262,17 @@ class KerasLearner(Flattened):
         return KerasCenter(self.copy(), device)
 
 
-def _call(model: Any, x: Any, *, training: bool) -> Any:
+def call(model: Any, x: Any, *, training: bool) -> Any:
+    """A model on its inputs, told whether it is trained where it asks for that."""
     return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def unwrapped(text: str) -> str:
+    """What went wrong inside a layer, without what Keras says around it."""
+    text = COLOUR.sub("", text)
+    if not text.startswith("Exception encountered when calling"):
+        return text
+    return text.partition("\n")[2].partition("Arguments received by")[0].strip()
 
 
 def parts(model: Any, batch: Any) -> tuple[Any, Any, Any]:

@@ -77,6 +77,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(thing, self._optimizer) or NODES in vars(thing):
                 self.known.append(thing)
             return _bare, (type(thing),), dict(vars(thing)), None, None, _furnish
+        if type(thing).__name__ == "DynamicBackend":
+            # Layers that prepare inputs (Normalization, Rescaling) hold one, which asks itself for whatever it lacks.
+            return type(thing), (thing.name,)
         if type(thing).__module__ == TRACKING:
             for kind in (list, dict, set):
                 if isinstance(thing, kind):

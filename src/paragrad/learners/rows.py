@@ -1,4 +1,4 @@
-"""Many replicas of one torch module, each a row of one tensor: their local steps are batched matrix products.
+"""Many replicas of one model, each a row of one tensor: their local steps are batched matrix products.
 
 A window of local steps depends on nothing but the weights it begins from, the state of its own optimiser and its own
 mini-batches. So the windows of many workers can be computed together, whenever that suits.
@@ -17,8 +17,8 @@ import torch
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays, Source, mapped
 from paragrad.learners.graph import Graph
+from paragrad.learners.rowmodel import Batchable, row_model
 from paragrad.learners.stepper import Precision, Stack, Stepper, computing
-from paragrad.learners.torch import TorchLearner
 from paragrad.types import Batches, Done
 
 ALIGNED = 32
@@ -53,11 +53,11 @@ class Found:
 
 
 class TorchRows:
-    """``count`` replicas of a learner's module, loss and optimiser on one device."""
+    """``count`` replicas of a learner's model, loss and optimiser on one device."""
 
     def __init__(
         self,
-        learner: TorchLearner,
+        learner: Batchable,
         count: int,
         source: Source,
         plan: Plan,
@@ -71,9 +71,9 @@ class TorchRows:
         self.device = torch.device(device)
         self.count = count
         self.chunk = min(chunk or count, count)
-        self._stepper = Stepper(learner, self.device, gradients=gradients, precision=precision, most=self.chunk)
+        self._model = row_model(learner, self.device)
+        self._stepper = Stepper(self._model, self.device, gradients=gradients, precision=precision, most=self.chunk)
         self.optimizer = self._stepper.optimizer
-        self._chosen = learner.chosen
         self._gradients = gradients
         self._measured = measured
         self._precision = precision
@@ -91,8 +91,8 @@ class TorchRows:
             tensors = {"weights": rows(self._width, number)}
             tensors["buffers"] = rows(learner.buffers.numel(), number, learner.buffers.dtype)
             tensors["integers"] = rows(learner.integers.numel(), number, torch.int64)
-            for k, fill in enumerate(self.optimizer.slots if not gradients else ()):
-                tensors[f"slot{k}"] = rows(self._width, number, fill=fill)
+            for k, start in enumerate(self.optimizer.slots if not gradients else ()):
+                tensors[f"slot{k}"] = rows(self._width, number, fill=start if isinstance(start, float) else 0.0)
             tensors["steps"] = torch.zeros(number, dtype=torch.float32, device=self.device)
             if self._stepper.scheduled:
                 tensors["rates"] = torch.zeros(number, dtype=torch.float64, device=self.device)
@@ -109,6 +109,8 @@ class TorchRows:
         )
         self.gradients = self._all["gradients"][:, :length] if gradients else None
         self._start = learner.weights.clone(), learner.buffers.clone(), learner.integers.clone()
+        self._made = [0] * count
+        """Steps of each row's optimiser, as ``steps`` has them on the device."""
         self._begin()
         self._make = everything
         self._places = {ALL: self._all}
@@ -148,15 +150,24 @@ class TorchRows:
     # -- one row --------------------------------------------------------------------------------------------
 
     @property
+    def paced(self) -> bool:
+        """Whether the learning rate changes during a run."""
+        return self._model.paced
+
+    @property
     def lr(self) -> float:
         """The learning rate."""
         return self.optimizer.lr
 
     def forget(self, row: int) -> None:
         """A new worker takes the row, or its optimiser has seen NaN: the optimiser's state is as at the start."""
-        for k, fill in enumerate(self.optimizer.slots if not self._gradients else ()):
-            self._all[f"slot{k}"][row].fill_(fill)
-        self._all["steps"][row] = 0
+        for k, start in enumerate(self.optimizer.slots if not self._gradients else ()):
+            mine = self._all[f"slot{k}"][row]
+            if isinstance(start, float):
+                mine.fill_(start)
+            else:
+                mine[: len(start)].copy_(start)
+        self._all["steps"][row] = self._made[row] = self.optimizer.made
 
     def scatter(self, row: int, seed: int) -> None:
         """Move a row to a random point."""
@@ -188,16 +199,19 @@ class TorchRows:
         found: list[Found] = []
         for step in range(len(tasks[0].batches)):
             active = sum(1 for task in tasks if len(task.batches) > step)
-            if self._chosen.schedule is not None:
+            if self.paced:
                 self._set_rates(home, tasks[:active], step, outcomes)
             found += self._step(home, rows[step, :active], sizes[step][:active], step > 0, outcomes)
         if not direct:
             self._move(index, home, back=True)
+        if not self._gradients:
+            for task in tasks:
+                self._made[task.row] += len(task.batches)
         self._tell(found, outcomes)
 
     def _set_rates(self, home: str, tasks: list[Task], step: int, outcomes: list[Done]) -> None:
         """Each row's learning rate at this step of its window."""
-        rates = [self.lr * self._chosen.factor(task.progress[step] if task.progress else 0.0) for task in tasks]
+        rates = [self._model.rate(task.progress[step] if task.progress else 0.0, self._made[task.row] + step) for task in tasks]
         if self._stepper.scheduled:
             self._place(home)["rates"][: len(rates)] = torch.tensor(rates, dtype=torch.float64, device=self.device)
         for outcome, rate in zip(outcomes, rates, strict=False):
@@ -290,7 +304,7 @@ class TorchRows:
 
     def _advance(self, home: str, count: int, rows: torch.Tensor, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
         stack = self._stack(home, count)
-        if self.device.type != "cuda" or not isinstance(self._source, Arrays):
+        if self.device.type != "cuda" or not isinstance(self._source, Arrays) or not self._model.capturable:
             return self._stepper.step(stack, self._batch(rows), joined)
         key = (home, count, rows.shape[1], joined and self._gradients)
         graph = self._graphs.get(key)

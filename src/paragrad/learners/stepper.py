@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import nn
-from torch.func import functional_call, vmap
-from torch.overrides import TorchFunctionMode
+from torch.func import vmap
 
-from paragrad.data.source import leaves
 from paragrad.flat import Piece
 from paragrad.learners.linear import Linears, Sink, Uses
-from paragrad.learners.torch import TorchLearner, aligned, by_class, split
-from paragrad.optim.rows import RowOptimizer, rows_of
+from paragrad.learners.rowmodel import RowModel
+from paragrad.optim.rows import RowOptimizer
 from paragrad.types import Vector
 
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
@@ -39,7 +35,7 @@ def computing(precision: Precision) -> Iterator[None]:
 
 
 class Stack:
-    """Rows of everything that a step reads and writes, cut into the module's tensors."""
+    """Rows of everything that a step reads and writes, cut into the model's tensors."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], pieces: dict[str, list[Piece]]) -> None:
         self.tensors = tensors
@@ -54,22 +50,15 @@ def _cut(tensor: torch.Tensor, pieces: list[Piece]) -> list[torch.Tensor]:
 
 
 class Stepper:
-    """A learner's module, loss and optimiser, for rows."""
+    """A model's loss, its gradient and its optimiser, for rows."""
 
-    def __init__(
-        self, learner: TorchLearner, device: torch.device, *, gradients: bool, precision: Precision, most: int
-    ) -> None:
-        optimizer = rows_of(learner.torch_optimizer)
-        assert optimizer is not None, "why_not was not asked"
-        self.optimizer: RowOptimizer = optimizer
-        self._chosen = learner.chosen
-        self.scheduled = learner.chosen.schedule is not None and not gradients
+    def __init__(self, model: RowModel, device: torch.device, *, gradients: bool, precision: Precision, most: int) -> None:
+        self._model = model
+        self.optimizer: RowOptimizer = model.optimizer
+        self.scheduled = model.paced and not gradients
         """Whether each row has a learning rate of its own."""
-        self.pieces = learner.pieces
-        self._module = copy.deepcopy(learner.module).to(device).requires_grad_(False)
-        self._module.train()
-        self._loss = copy.deepcopy(learner.loss).to(device) if isinstance(learner.loss, nn.Module) else learner.loss
-        self._names = {kind: [piece.name for piece in pieces] for kind, pieces in self.pieces.items()}
+        self.pieces = model.pieces
+        self._names = [piece.name for piece in self.pieces["weights"]]
         self._device = device
         self._gradients = gradients
         self._precision = precision
@@ -88,7 +77,6 @@ class Stepper:
 
     def step(self, stack: Stack, batch: Any, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward, backward and update of every row of the stack; returns losses and their normalisers."""
-        inputs, target = split(batch)
         gradient = self._gradient_of(stack, joined)
         views = stack.weights if self._at_once else _cut(gradient, self.pieces["weights"])
         parameters = [weights.detach().requires_grad_() for weights in stack.weights]
@@ -96,7 +84,7 @@ class Stepper:
         buffers = [buffer.clone(memory_format=torch.contiguous_format) for buffer in stack.buffers]
         with torch.enable_grad(), self._autocast():
             one = vmap(partial(self._loss_of_one, views), randomness="error")
-            losses, normalisers = one(parameters, buffers, stack.integers, inputs, target)
+            losses, normalisers = one(parameters, buffers, stack.integers, batch)
         for into, buffer in zip(stack.buffers, buffers, strict=True):
             into.copy_(buffer)
         sunk = {k for pair in self._linears or () for k in pair}
@@ -104,7 +92,7 @@ class Stepper:
         also = False
         for k, mine in enumerate(found):
             if mine is None and k not in sunk:
-                raise RuntimeError(f"The loss does not depend on {self._names['weights'][k]!r}")
+                raise RuntimeError(f"The loss does not depend on {self._names[k]!r}")
             if mine is not None and k in sunk:
                 also = True
                 views[k].add_(mine)  # a layer's weight that is used elsewhere, too: both parts count
@@ -124,9 +112,9 @@ class Stepper:
             self._linears = self._looked_at
         elif not self._looked:
             self._looked = True
-            every = {k for pair in self._linears for k in pair if k is not None} == set(range(len(self._names["weights"])))
+            every = {k for pair in self._linears for k in pair if k is not None} == set(range(len(self._names)))
             plain = self.optimizer.plain and not self._gradients and self._precision != "bf16"
-            self._at_once = every and plain and not also and not self.scheduled and not self._chosen.clips
+            self._at_once = every and plain and not also and not self.scheduled and not self._model.clips
 
     def _gradient_of(self, stack: Stack, joined: bool) -> torch.Tensor:
         """Where the step's gradients are written, a row for each replica."""
@@ -144,41 +132,19 @@ class Stepper:
         weights: list[Vector],
         buffers: list[Vector],
         integers: list[Vector],
-        inputs: Any,
-        target: Any,
+        batch: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        state = dict(zip(self._names["weights"], weights, strict=True))
-        state |= dict(zip(self._names["buffers"], buffers, strict=True))
-        state |= dict(zip(self._names["integers"], integers, strict=True))
-        places = {id(weight): k for k, weight in enumerate(weights)}
         if self._linears is None:
-            looking: TorchFunctionMode = Uses()
-        else:
-            rate = self.optimizer.lr if self._at_once else None
-            found = {id(weights[w]): Sink(sinks[w], None if b is None else sinks[b], rate) for w, b in self._linears}
-            looking = Linears(found)
-        with looking:
-            if isinstance(inputs, dict):
-                output = functional_call(self._module, state, (), inputs)
-            else:
-                output = functional_call(self._module, state, inputs if isinstance(inputs, tuple) else (inputs,))
-        if isinstance(looking, Uses):
-            self._looked_at = _used_once(looking.found, places)
-        target = aligned(output, target, self._loss)
-        return self._loss(output, target), self._normaliser(target)
-
-    def _normaliser(self, target: Any) -> torch.Tensor:
-        """As ``learners.torch.normaliser``, of one row, without looking at the values."""
-        first = leaves(target)[0]
-        if not first.ndim:
-            return first.new_ones((), dtype=torch.float64)
-        if by_class(self._loss) and not first.is_floating_point():
-            here = first != getattr(self._loss, "ignore_index", -100)
-            weight = getattr(self._loss, "weight", None)
-            if weight is None:
-                return here.sum(dtype=torch.float64)
-            return torch.where(here, weight[torch.where(here, first, 0)], 0.0).sum(dtype=torch.float64)
-        return first.new_full((), float(first.shape[0]), dtype=torch.float64)
+            with Uses() as looking:
+                found = self._model.loss(weights, buffers, integers, batch)
+            self._looked_at = _used_once(looking.found, {id(weight): k for k, weight in enumerate(weights)})
+            return found
+        if not self._linears:
+            return self._model.loss(weights, buffers, integers, batch)
+        rate = self.optimizer.lr if self._at_once else None
+        places = {id(weights[w]): Sink(sinks[w], None if b is None else sinks[b], rate) for w, b in self._linears}
+        with Linears(places):
+            return self._model.loss(weights, buffers, integers, batch)
 
     def _join(self, stack: Stack, gradient: torch.Tensor, weights: torch.Tensor, joined: bool) -> None:
         """A mean gradient, or its mean with what earlier mini-batches of the window gave."""
@@ -192,7 +158,7 @@ class Stepper:
 
     def _update(self, stack: Stack, gradient: torch.Tensor) -> None:
         """One step of every row's optimiser; by torch's own kernel for lists of tensors where it has one."""
-        self._chosen.clip_rows(gradient)
+        self._model.clip(gradient)
         if self.optimizer.fused is None or self._device.type != "cuda" or self.scheduled:
             slots = [stack.tensors[f"slot{k}"] for k in range(len(self.optimizer.slots))]
             rates = stack.tensors["rates"].view(-1, 1) if self.scheduled else None

@@ -13,7 +13,7 @@ from torch import nn
 from paragrad.data.source import TARGETS as TARGETS
 from paragrad.data.source import Source, Weighted, all_rows, leaves, mapped, target_key
 from paragrad.errors import UsageError
-from paragrad.flat import Flat, Piece, floating_buffers, integer_buffers, trained
+from paragrad.flat import Flat, floating_buffers, integer_buffers, trained
 from paragrad.learners.flattened import Flattened
 from paragrad.learners.learner import Step
 from paragrad.learners.looks import Looks
@@ -84,17 +84,6 @@ class TorchLearner(Flattened):
     def torch_optimizer(self) -> torch.optim.Optimizer:
         """The user's optimiser, as it was made."""
         return self._optimizer.torch
-
-    @property
-    def coarse(self) -> bool:
-        """Whether the module holds weights in a coarser type than the vector."""
-        return self._weights.coarse
-
-    @property
-    def pieces(self) -> dict[str, list[Piece]]:
-        """Where each tensor of the module lies in weights, buffers and integers."""
-        kinds = {"weights": self._weights, "buffers": self._buffers, "integers": self._integers}
-        return {kind: flat.pieces for kind, flat in kinds.items()}
 
     def collect(self) -> None:
         """Bring the vectors up to date with the module."""

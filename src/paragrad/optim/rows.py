@@ -15,14 +15,16 @@ Update: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Tensors, torch.Tensor,
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """A torch optimiser's rule and options, for rows."""
+    """An optimiser's rule and options, for rows."""
 
     update: Update
     options: dict[str, Any]
-    slots: tuple[float, ...]
-    """What each vector of its state begins with."""
+    slots: tuple[float | torch.Tensor, ...]
+    """What each vector of its state begins with: one number, or one for each weight."""
     fused: str | None = None
     """The name of torch's own kernel for many tensors at once, where there is one that fits."""
+    made: int = 0
+    """Steps that its state has behind it at the beginning."""
 
     @property
     def lr(self) -> float:

@@ -1,0 +1,140 @@
+"""A compiled Keras model as a function of one replica's tensors, in Keras's own stateless scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from paragrad.data.source import leaves
+from paragrad.flat import Piece
+from paragrad.learners import kerasmodel
+from paragrad.learners.keras import KerasLearner, call, parts
+from paragrad.optim import kerasrows
+from paragrad.optim.rows import RowOptimizer
+from paragrad.types import Vector
+
+KINDS = ("weights", "buffers", "integers")
+
+
+def why_not(learner: KerasLearner) -> str | None:
+    """Why a Keras model's replicas cannot be computed together, where that need not be tried; None: try."""
+    model, keras = learner.model, kerasmodel.library()
+    name = type(model).__name__
+    if kerasmodel.is_custom(model):
+        return f"{name} makes its own train_step"
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.TorchModuleWrapper):
+            return f"the layer {layer.name} is a torch module, whose tensors Keras cannot replace for a while"
+        if layer.compute_dtype != layer.variable_dtype:
+            return f"the layer {layer.name} computes in {layer.compute_dtype}, but holds its weights in {layer.variable_dtype}"
+    return kerasrows.why_not(model.optimizer, model.trainable_variables)
+
+
+class KerasRowModel:
+    """A Keras model and its compiled loss, in a scope in which each of its variables is whatever tensor it is given.
+
+    ``stateless_call`` is such a scope around ``call``. It leaves out what ``__call__`` does (among others to tell the layers
+    of a subclassed model that they are trained), so that batch-norm would not be as in ``fit``; here the model is called.
+    """
+
+    capturable = False  # Keras brings numbers to the device in the midst of a step, which a CUDA graph does not allow
+
+    def __init__(self, learner: KerasLearner, device: torch.device) -> None:
+        self._keras = kerasmodel.library()
+        self._device = str(device)
+        self._model = learner.copy(device)
+        self._model.train()
+        self.pieces = learner.pieces
+        self._variables = [_variables(self._model, self.pieces[kind], kind) for kind in KINDS]
+        self._rate = learner.followed_rate
+        self._scheduled: dict[int, float] | None = {} if kerasrows.is_scheduled(self._model.optimizer) else None
+        """The rates of a schedule by the number of steps, as they were asked for."""
+        mine = _variables(learner.model, self.pieces["weights"], "weights")
+        self.optimizer: RowOptimizer = kerasrows.rows_of(learner.model.optimizer, mine, self.pieces["weights"])
+        self._clipping = kerasrows.Clipping.of(learner.model.optimizer, self.pieces["weights"])
+
+    @property
+    def paced(self) -> bool:
+        return self._rate is not None or self._scheduled is not None
+
+    def rate(self, progress: float, made: int) -> float:
+        if self._scheduled is not None:
+            if made not in self._scheduled:
+                self._scheduled[made] = self._rate_after(made)
+            return self._scheduled[made]
+        return self.optimizer.lr if self._rate is None else self._kept(self._rate.value)
+
+    def _rate_after(self, steps: int) -> float:
+        """What the schedule says, as the optimiser asks it."""
+        optimizer = self._model.optimizer
+        with self._keras.device(self._device), torch.no_grad():
+            optimizer._iterations.assign(steps)
+            return float(optimizer.learning_rate)
+
+    def _kept(self, rate: float) -> float:
+        """A rate as the optimiser's own variable would hold it."""
+        return float(torch.tensor(rate, dtype=self._model.optimizer._learning_rate.value.dtype))
+
+    @property
+    def clips(self) -> bool:
+        return self._clipping is not None
+
+    def clip(self, gradient: torch.Tensor) -> None:
+        if self._clipping is not None:
+            self._clipping(gradient)
+
+    def loss(
+        self, weights: list[Vector], buffers: list[Vector], integers: list[Vector], batch: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y, _ = parts(self._model, batch)
+        given = (weights, buffers, integers)
+        pairs = [pair for kind in zip(self._variables, given, strict=True) for pair in zip(*kind, strict=True)]
+        with self._keras.device(self._device), _AsItLies(), self._keras.StatelessScope(pairs, collect_losses=True) as scope:
+            output = call(self._model, x, training=True)
+            loss = self._model.compute_loss(x=x, y=y, y_pred=output)
+        for variable, tensor in pairs[len(weights) :]:
+            tensor.copy_(scope.get_current_value(variable).detach())
+        return loss, loss.new_full((), float(len(leaves(x)[0])), dtype=torch.float64)
+
+
+class _AsItLies(TorchFunctionMode):
+    """Inside it, images lie in memory as Keras would have them: it asks before a convolution, which no row can be asked."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.is_contiguous and kwargs and kwargs.get("memory_format") is not torch.contiguous_format:
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+def same_steps(learner: KerasLearner, gradient: Vector) -> bool:
+    """Whether two steps for rows come to where the installed Keras comes: its formulas may change."""
+    model, before, state = KerasRowModel(learner, gradient.device), learner.weights.clone(), learner.state()
+    mine = before.unsqueeze(0).clone()
+    slots = [torch.zeros_like(mine) + start for start in model.optimizer.slots]
+    for number, scale in enumerate((1.0, -0.5)):
+        scaled = (gradient * scale).unsqueeze(0)
+        learner.descend(scaled[0].clone())
+        model.clip(scaled)
+        made = model.optimizer.made + number
+        rates = torch.full((1, 1), model.rate(0.0, made), dtype=torch.float64) if model.paced else None
+        model.optimizer.step(mine, scaled, slots, torch.full((1, 1), float(made)), rates)
+    learner.collect()
+    moved, off = (learner.weights - before).abs().max(), (learner.weights - mine[0]).abs().max()
+    rounding = 4 * torch.finfo(before.dtype).eps * before.abs().max()
+    learner.weights.copy_(before)
+    learner.spread()
+    learner.load(state)
+    fine = before.dtype == torch.float64 and not model.clips  # Keras clips with limits in float32
+    return bool(off <= rounding + (1e-9 if fine else 1e-3) * moved)
+
+
+def _variables(model: Any, pieces: list[Piece], kind: str) -> list[Any]:
+    """The model's own variables, in the order of these pieces."""
+    tensors = dict(kerasmodel.tensors(model)[KINDS.index(kind)])
+    by_tensor = {id(variable.value): variable for variable in model.variables}
+    return [by_tensor[id(tensors[piece.name])] for piece in pieces]
