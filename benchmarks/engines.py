@@ -1,4 +1,4 @@
-"""One run.toml on every engine: locally, simulated, and by hand over the network; the accuracies of several seeds side by side."""
+"""One run.toml on every engine: locally, simulated, and by hand over the network; accuracies of several seeds side by side."""
 
 from __future__ import annotations
 

@@ -52,6 +52,30 @@ def test_each_pass_is_its_equation(length, offset):
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(deadline=None, max_examples=15)
+@given(length=LENGTHS, scales=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=3))
+def test_a_mover_is_a_move_each_time_and_sees_what_is_not_finite(length, dtype, scales):
+    mine = [vector.to(dtype) for vector in vectors(4, length)]
+    plain = [vector.clone() for vector in mine]
+    go = kernels.mover(*mine)
+    for scale in scales:
+        for those in (mine, plain):
+            those[2].add_(1.0)
+        assert go(scale)
+        assert kernels.move(*plain, scale)
+        assert all(torch.equal(a, b) for a, b in zip(mine, plain, strict=True))
+    mine[2][-1] = float("nan")
+    assert not go(1.0)
+
+
+def test_a_mover_keeps_its_vectors_alive():
+    go = kernels.mover(*(torch.ones(3) for _ in range(4)))
+    _ = [torch.full((3,), float("nan")) for _ in range(100)]
+    assert go(1.0)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", [0, 5, -1])
 def test_what_is_not_finite_is_seen(bad, where):

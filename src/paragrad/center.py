@@ -105,6 +105,8 @@ class Center:
         )
         self.state = self._states.now
         """The current buffer."""
+        self.buffered = bool(self.state.buffers.numel() or self.state.integers.numel())
+        """Whether there is anything beside the value that commits are averaged in."""
         owns = scheme.answers == "own" or scheme.remembers or quorum == 1
         self.answers = (
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
@@ -263,9 +265,10 @@ class Center:
 
     def _known(self, commit: Commit) -> bool:
         """Whether it came before: it was applied or turned away, or waits in the round."""
-        if commit.sequence <= max(self.last(commit.worker), self._turned_away[commit.worker]):
+        worker, sequence = commit.worker, commit.sequence
+        if sequence <= self.state.last(worker) or sequence <= self._turned_away[worker]:
             return True
-        return bool(self._round) and any(c.worker == commit.worker and c.sequence == commit.sequence for c in self._round)
+        return bool(self._round) and any(c.worker == worker and c.sequence == sequence for c in self._round)
 
     def _answer_again(self, commit: Commit) -> list[Reply]:
         """A repeated commit: its answer is on the way, or is given again with the leases that went with it."""
@@ -401,6 +404,7 @@ class Center:
     def _release(self) -> list[Reply]:
         """Every reply that is owed and need not wait any longer, each with the lease of the next window."""
         replies: list[Reply] = []
+        done: list[int] = []
         clock, leases = self.state.clock, self.leases
         gathered = {commit.worker for commit in self._round} if self._round and self._held else ()
         for worker in sorted(self._owed):
@@ -418,8 +422,10 @@ class Center:
                 else:
                     self._resting[worker] = self._owed.pop(worker)
                 continue
-            replies.append(self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps))
-        done = [reply.worker for reply in replies if reply.done]
+            reply = self._reply(worker, self._owed.pop(worker), batches=batches, steps=steps)
+            replies.append(reply)
+            if reply.done:
+                done.append(worker)
         if done:
             self.live.difference_update(done)
         if not self._owed:
@@ -447,7 +453,10 @@ class Center:
         if self._round:
             last = max([last, *(commit.sequence for commit in self._round if commit.worker == worker)])
         progress = self.progress if owed.progress is None else owed.progress
-        self._given[worker] = _Pending(owed.sequence, own=own, version=version, applied=owed.applied, progress=progress)
+        placed = own and owed.placed
+        # What was owed is what was given, but for the weights: where it is asked for again, it must be taken from the answer.
+        owed.own, owed.version, owed.placed, owed.sits_out, owed.progress = own, version, False, None, progress
+        self._given[worker] = owed
         return Reply(
             worker=worker,
             sequence=owed.sequence,
@@ -456,7 +465,7 @@ class Center:
             steps=steps,
             batches=batches,
             applied=owed.applied,
-            placed=own and owed.placed,
+            placed=placed,
             last=last,
             done=not batches and self.leases.count(worker) <= self._in_round(worker),
             progress=progress,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -70,6 +72,20 @@ def move(out: Vector, anchor: Vector, local: Vector, now: Vector, scale: float) 
     anchor.copy_(out)
     local.copy_(out)
     return finite(out)
+
+
+def mover(out: Vector, anchor: Vector, local: Vector, now: Vector) -> Callable[[float], bool]:
+    """``move`` for vectors that stay where they are: whether the library can do it, and where they lie, is looked up once."""
+    vectors = out, anchor, local, now
+    if not _fits(*vectors) or out.numel() >= SHARED:
+        return partial(move, *vectors)
+    function, length = _passes["move"], _N(out.numel())
+    a, b, c, d = (_P(vector.data_ptr()) for vector in vectors)
+
+    def go(scale: float, kept: tuple[Vector, ...] = vectors) -> bool:
+        return bool(function(a, b, c, d, scale, length))
+
+    return go
 
 
 def approach(out: Vector, force: Vector, now: Vector, x: Vector, share: float) -> bool:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +147,11 @@ def batches_used(events: Iterable[Event]) -> Counter[int]:
     return used
 
 
-def fold(positions: Iterable[int]) -> list[int | list[int]]:
+def fold(given: Sequence[int]) -> list[int | list[int]]:
     """Positions in short form: 4, or [first, last, step] for three and more at equal steps."""
-    given = list(positions)
-    short: list[int | list[int]] = []
     if len(given) < 3:
-        return short + given
+        return list(given)
+    short: list[int | list[int]] = []
     start = 0
     while start < len(given):
         stop = start + 1

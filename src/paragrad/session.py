@@ -31,6 +31,7 @@ class Session:
         self.directory = directory
         self.run = run
         self.plan = plan
+        self._batches = plan.batches
         self.identity = identity
         self.tally = Tally()
         self.stopped: str | None = None
@@ -172,7 +173,7 @@ class Session:
     def _emit(self, kind: str, data: dict[str, Any]) -> None:
         event = Event(kind, self.seconds, data)
         self._record.write(event)
-        self.tally.add(event, self.plan.batches)
+        self.tally.add(event, self._batches)
         if self.run.callbacks:
             self._tell(event)
         if self._record.error is not None or self._record_failed:

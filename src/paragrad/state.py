@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +33,8 @@ class State:
     """The clock, then the last applied sequence of each worker: for those who share this memory."""
     clock: int = 0
     """Updates applied so far."""
+    movers: dict[int, Callable[[float], bool]] = field(default_factory=dict)
+    """How each worker's movement is added to the other buffer and written here, where the center has the weights themselves."""
 
     def last(self, worker: int) -> int:
         """The sequence of the worker's last applied commit."""
@@ -91,12 +93,13 @@ class TwoBuffers:
             self.both[1].value = self.both[0].value
         self.now = self.both[0]
         """The state that is read."""
+        self._flips = self.control.item(0)
         self._last: list[tuple[int, int]] = []
         """Worker and sequence of the last flip's commits: all that the spare's numbers lack."""
 
     def begin(self) -> tuple[State, State]:
         """The state now, and the spare one to write the next into: from here on a reader of the spare must try again."""
-        self.control[1] = self.control.item(0) + 2
+        self.control[1] = self._flips + 2
         return self.now, self._spare
 
     def flip(self, commits: Sequence[Commit]) -> None:
@@ -107,7 +110,8 @@ class TwoBuffers:
             numbers[1 + worker] = sequence
         spare.clock = numbers[0] = self.now.clock + 1
         self._last = now
-        self.control[0] += 1
+        self._flips += 1
+        self.control[0] = self._flips
         self.now = spare
 
     def load(self, tensors: Mapping[str, torch.Tensor], clock: int, ledger: Sequence[int]) -> None:

@@ -62,7 +62,9 @@ class Tally:
                 return
             first = data["batches"][0] if data["batches"] else 0
             epoch = (first if isinstance(first, int) else first[0]) // batches
-            total = self._losses.setdefault(epoch, [0.0, 0.0])
+            total = self._losses.get(epoch)
+            if total is None:
+                total = self._losses[epoch] = [0.0, 0.0]
             total[0] += data["loss"] * data["rows"]
             total[1] += data["rows"]
         elif event.kind == "refused":

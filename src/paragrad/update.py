@@ -30,7 +30,7 @@ def write(center: Center, now: State, spare: State, commits: list[Commit]) -> bo
         sound = True
     else:
         sound = _apply(center, now, spare, commits)
-    if sound:
+    if sound and center.buffered:
         _average_buffers(center, now, spare, commits)
     return sound
 
@@ -92,8 +92,11 @@ def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> b
 
 def _move(center: Center, now: State, spare: State, commit: Commit) -> bool:
     """The whole exchange of a scaled movement in one pass over the worker's weights and its anchor."""
-    anchor, weights = center.answers[commit.worker], center.homes[commit.worker]
-    return kernels.move(spare.value, anchor, weights, now.value, center.scheme.scale(commit))
+    worker = commit.worker
+    mover = spare.movers.get(worker)
+    if mover is None:
+        mover = spare.movers[worker] = kernels.mover(spare.value, center.answers[worker], center.homes[worker], now.value)
+    return mover(center.scheme.scale(commit))
 
 
 def _average_buffers(center: Center, now: State, spare: State, commits: list[Commit]) -> None:

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,8 +39,7 @@ class Recover:
     """The weights are not finite: forget the local optimiser's state, which is not either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Run local steps (or take a gradient) on these mini-batches."""
 
     batches: Batches

@@ -59,7 +59,7 @@ class Leases:
         ``aligned`` counts places in the table of rounds instead: at the end of an epoch that does not
         divide evenly a worker may then get fewer, or none, and sits that round out.
         """
-        taken = self._take_returned(worker, count)
+        taken = self._take_returned(worker, count) if self._loose else []
         if not (aligned and taken):
             for column in self._shares(worker):
                 while len(taken) < count and (position := self._next(column)) is not None:
@@ -145,8 +145,6 @@ class Leases:
 
     def _take_returned(self, worker: int, count: int) -> list[int]:
         taken: list[int] = []
-        if not self._loose:
-            return taken
         for source in self._sources(worker):
             room = count - len(taken)
             taken += self._returned[source][:room]

@@ -33,6 +33,8 @@ from paragrad.types import Commit, Reply, Vector
 from paragrad.worker import Answer, Pull, Pulled, Receive, Recover, Scatter, Send, Window, work
 from paragrad.worker import Join as AskToJoin
 
+WAITING = Receive, AskToJoin
+"""What a worker asks for that can go on once it is answered."""
 FORWARD_SHARE = 3
 """A training step on a row costs about so many times what looking at it costs."""
 
@@ -111,8 +113,9 @@ class Simulation:
         self._answer(self._gather())
         # What would happen after the last commit is no part of the run: its time ends there.
         limit = math.inf if session.run.stop.seconds is None else self.now + session.run.stop.seconds
-        while self._heap and session.stopped is None and not self._finished:
-            if self._heap[0][0] > limit:
+        heap = self._heap
+        while heap and session.stopped is None and not self._finished:
+            if heap[0][0] > limit:
                 self.now = limit
                 session.stop("seconds")
             else:
@@ -272,11 +275,12 @@ class Simulation:
 
     def _bytes(self, commit: Commit) -> int:
         """What a commit weighs: always the same, but for fragments that do not divide evenly."""
-        if commit.part not in self._sizes:
+        size = self._sizes.get(commit.part)
+        if size is None:
             vectors = [commit.value, *commit.also.values()]
             vectors += [vector for vector in (commit.buffers, commit.integers) if vector is not None]
-            self._sizes[commit.part] = sum(vector.numel() * vector.element_size() for vector in vectors)
-        return self._sizes[commit.part]
+            size = self._sizes[commit.part] = sum(vector.numel() * vector.element_size() for vector in vectors)
+        return size
 
     def _transmit(self, life: Life, commit: Commit) -> None:
         pace = self._paces[life.rank]
@@ -346,7 +350,7 @@ class Simulation:
         if not self._stateless and reply.buffers is not None and reply.integers is not None:
             self.crowd.buffers(life.rank).copy_(reply.buffers)
             self.crowd.integers(life.rank).copy_(reply.integers)
-        if isinstance(life.request, Receive | AskToJoin):
+        if isinstance(life.request, WAITING):
             self._waited(life)
             self._drive(life, reply)
         else:
