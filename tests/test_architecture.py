@@ -18,7 +18,7 @@ LEVELS = [
     {"job", "factories", "card", "outputs", "directory", "bowl", "analysis", "plot"},
     {"session", "worker", "transport"},
     {"engines"},
-    {"train", "check", "replay", "recipe", "trained", "fit", "joining"},
+    {"train", "check", "checkengine", "trials", "replay", "recipe", "trained", "fit", "joining"},
     {"cli"},
     {"__main__"},
 ]

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from paragrad.check import check_scheme as check_scheme
+    from paragrad.checkengine import check_engine as check_engine
     from paragrad.cluster import CenterCrash as CenterCrash
     from paragrad.cluster import Churn as Churn
     from paragrad.cluster import Cluster as Cluster
@@ -144,6 +145,7 @@ _HOMES = {
     "ConjugateGradient": "optim.conjugate",
     "KerasLearner": "learners.keras",
     "check_scheme": "check",
+    "check_engine": "checkengine",
     "CenterView": "types",
     "Commit": "types",
     "Reply": "types",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -68,6 +69,24 @@ class Bowl:
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         pass
+
+
+class Faulty(Bowl):
+    """A bowl of which one step goes wrong: the third comes out as NaN, or the first raises, before anything was committed."""
+
+    MESSAGE = "this worker fails on purpose"
+
+    def __init__(self, how: Literal["nan", "raise"]) -> None:
+        super().__init__()
+        self.how = how
+        self.made = 0
+
+    def _slope(self, batch: Any) -> tuple[Vector, Step]:
+        slope, step = super()._slope(batch)
+        self.made += 1
+        if self.how == "raise":
+            raise ValueError(self.MESSAGE)
+        return slope * (math.nan if self.made == 3 else 1.0), step
 
 
 @dataclass

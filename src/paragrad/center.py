@@ -17,7 +17,7 @@ from paragrad.data.leases import Leases
 from paragrad.errors import Diverged, UsageError
 from paragrad.schemes.scheme import Scheme
 from paragrad.state import Allocate, TwoBuffers, private
-from paragrad.types import Commit, Reply, Vector, VectorOptimizer
+from paragrad.types import Batches, Commit, Reply, Vector, VectorOptimizer
 from paragrad.view import View
 
 PATIENCE = 3
@@ -115,7 +115,7 @@ class Center:
         """The workers' weights, where an engine has them within reach and the scheme is a scaled movement: a commit is then
         the weights themselves, and one pass makes the new center, the new anchor and the new weights of them."""
         # What a scheme says of itself is asked for at every commit: a plain attribute is had at a tenth of the time.
-        self._held, self._overlap, self._drops_late = scheme.held, scheme.overlap, scheme.late == "drop"
+        self._held, self._overlap, self._drops_late = scheme.held, bool(scheme.overlap), scheme.late == "drop"
         self._length = 0 if scheme.aliased else start.numel()
         self._whole = scheme.parts == 1
         self._aligned = scheme.held and quorum > 1
@@ -145,6 +145,8 @@ class Center:
         self._sitting_at_restore: set[int] = set()
         self.before_update: Callable[[], None] | None = None
         """Called before the spare buffer is written to, for who keeps the state from one update to the next."""
+        self._looked_ahead = [False] * workers
+        """With overlap: whether a worker was given, with its window of a round, that of the next, which may be none."""
 
     # -- what others may read -------------------------------------------------------------------------------
 
@@ -198,6 +200,7 @@ class Center:
         self.came(worker, self.arrivals, incarnation)
         self._incarnations[worker] = max(incarnation, self._incarnations[worker])
         self._turned_away[worker] = 0
+        self._looked_ahead[worker] = False
         if self.clock:
             # A newcomer does not hold back those who went on without it.
             others = [self.commits_of[k] for k in self.working if k != worker]
@@ -388,6 +391,7 @@ class Center:
                 continue
             self.leases.give_back(worker, keep=self._waiting(worker))
             self._turned_away[worker] = commit.sequence
+            self._looked_ahead[worker] = False
             self._owed[worker] = _Pending(commit.sequence, own=False, version=self.clock, applied=False)
         self._wake()
         replies = self._release()
@@ -414,7 +418,7 @@ class Center:
                 continue
             steps = self._steps(worker)
             ahead = leases.count(worker) - self._in_round(worker)
-            batches = leases.take(worker, max(0, steps + self._overlap - ahead), aligned=self._aligned)
+            batches = self._take(worker, steps, ahead)
             if not batches and not ahead and leases.used < leases.total:
                 # Nothing for it now. In a round it sits out; else it stays, for rows that another may leave behind.
                 if self._aligned:
@@ -436,6 +440,19 @@ class Center:
                 owed.sits_out = None  # there is nobody whose round they could sit out
             return self._release()
         return replies + self._advance() if done else replies
+
+    def _take(self, worker: int, steps: int, ahead: int) -> Batches:
+        """The lease of a worker's next window; with overlap, of the one after it too."""
+        if not self._overlap:
+            return self.leases.take(worker, max(0, steps - ahead), aligned=self._aligned)
+        if not self._aligned:
+            return self.leases.take(worker, max(0, 2 * steps - ahead))
+        # In rounds it is places that count: a window of none, at the end of an epoch, is one that the worker sits out.
+        looked, self._looked_ahead[worker] = self._looked_ahead[worker], True
+        if looked and not ahead:
+            self._looked_ahead[worker] = False
+            return ()
+        return self.leases.take(worker, steps if looked else 2 * steps, aligned=True)
 
     def _steps(self, worker: int) -> int:
         """The length of a worker's next window."""
@@ -530,6 +547,7 @@ class Center:
             "owed": {str(worker): asdict(owed) for worker, owed in self._owed.items() if worker not in waiting},
             "resting": {str(worker): asdict(owed) for worker, owed in self._resting.items()},
             "given": [None if given is None else asdict(given) for given in self._given],
+            "looked_ahead": list(self._looked_ahead),
             "gone_on": [] if self._held else [[commit.worker, list(commit.batches)] for commit in self._round],
             "forgotten": [commit.arrived for commit in self._round],
         }
@@ -559,6 +577,7 @@ class Center:
         self.live = set(present["live"])
         self._incarnations, self._refusals = list(present["incarnations"]), list(present["refusals"])
         self._turned_away = list(present["turned_away"])
+        self._looked_ahead = list(present["looked_ahead"])
         self._owed = {int(worker): _Pending(**owed) for worker, owed in present["owed"].items()}
         self._resting = {int(worker): _Pending(**owed) for worker, owed in present["resting"].items()}
         self._given = [None if given is None else _Pending(**given) for given in present["given"]]

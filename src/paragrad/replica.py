@@ -8,7 +8,7 @@ import torch
 
 from paragrad import kernels
 from paragrad.errors import UsageError
-from paragrad.types import Vector
+from paragrad.types import Reply, Vector
 
 
 class Slots(MutableMapping[str, Vector]):
@@ -50,7 +50,7 @@ class Replica:
     ``local``   the weights now (assignment copies into the model)
     ``anchor``  what this window began from
     ``center``  the center as last seen
-    ``at_send`` the weights when the last commit left, where steps were made since; else None
+    ``at_send`` the weights when the last commit left, where a window was computed since; else None
     ``sent``    the value of the last commit, as the center decodes it
     ``steps``   local steps of this window so far; ``total``: of this worker's life
     ``moved``   length of the last local step; ``busy``: whether the center had a queue then (both only
@@ -110,3 +110,28 @@ class Replica:
         self.anchor = self.center = center
         self.version = version
         self.at_send = None
+
+
+class Untrained:
+    """A worker's state beside its weights (batch-norm's averages, counters): what happens to it in flight is carried too."""
+
+    def __init__(self, buffers: Vector, integers: Vector) -> None:
+        self.buffers = buffers
+        self.integers = integers
+        self._at_send = (buffers, integers)
+
+    def sent(self) -> None:
+        """A commit has left with the state as it is; its worker may go on."""
+        self._at_send = (self.buffers.clone(), self.integers.clone())
+
+    def adopt(self, me: Replica, reply: Reply) -> None:
+        """Take the center's, and what was added to one's own since the commit left."""
+        for mine, given, then in zip(
+            (self.buffers, self.integers), (reply.buffers, reply.integers), self._at_send, strict=True
+        ):
+            if given is None or not mine.numel():
+                continue
+            if me.at_send is None or not reply.applied:
+                mine.copy_(given)
+            else:
+                mine.add_(given - then)

@@ -191,6 +191,7 @@ def train(
             **{key: config[key] for key in SETTINGS if key in config},
             shards=run.shards,
             distances=run.distances,
+            overlap=scheme.overlap,
             torch=torch.__version__,
             **({"cluster": config["cluster"]} if "cluster" in config else {}),
         )

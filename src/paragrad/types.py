@@ -93,6 +93,11 @@ class Reply:
     buffers: Vector | None = None
     integers: Vector | None = None
 
+    def with_own_buffers(self) -> Reply:
+        """The same, to be read later: the center goes on with its own."""
+        buffers, integers = (None if v is None else v.clone() for v in (self.buffers, self.integers))
+        return replace(self, buffers=buffers, integers=integers)
+
 
 @dataclass(slots=True)
 class Done:

@@ -44,7 +44,7 @@ class Window(NamedTuple):
 
     batches: Batches
     anew: bool = True
-    """Begin from the replica's weights; False: go on from where the last piece ended, perhaps with a commit in flight."""
+    """Begin from the replica's weights; False: go on from where the last piece ended."""
     progress: float = 0.0
     """Share of the run's mini-batches that the center had applied, as the worker last heard."""
     ahead: int = 0
@@ -96,7 +96,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
     reply = yield Join()
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
-    early, fetch, fresh, overlap, slotted = scheme.early, scheme.fetch, scheme.fresh, scheme.overlap, bool(me.slots)
+    early, fetch, fresh, slotted = scheme.early, scheme.fetch, scheme.fresh, bool(me.slots)
     drawn = is_drawn(me.local.numel(), me.workers) and not scheme.aliased
     measured = Odometer(reply.value) if distances and scheme.answers == "center" and not scheme.aliased else None
     if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
@@ -105,10 +105,10 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
     window, used, pulls, ahead = Done(), list[int](), list[int](), 0
     while not reply.done or leased:
         scheme.begin(me)
-        began = tuple(me.local.tolist()) if drawn else None
+        began = tuple((me.anchor if used else me.local).tolist()) if drawn else None
         me.steps = window.steps
-        anew = not used
-        while leased and window.steps < max(reply.steps, 1):
+        anew, whole = True, bool(used)  # what was computed in flight is a window, however short: it began from other weights
+        while leased and not whole and window.steps < max(reply.steps, 1):
             count = 1 if early else reply.steps - window.steps
             if fetch is not None:
                 if used and me.total % fetch == 0:
@@ -147,25 +147,26 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             commit.path = began, tuple(me.local.tolist())
         yield Send(commit)
         window, used, pulls = Done(), [], []
-        if overlap and leased:
-            me.at_send = me.local.clone()
-            taken = tuple(leased[:overlap])
-            done = yield Window(taken, anew=False, progress=reply.progress, ahead=ahead)
+        if scheme.overlap and leased:
+            # A gradient moves nothing, so that there is nothing to tell apart later.
+            me.at_send = me.local if scheme.ships == "gradient" else me.local.clone()
+            taken = tuple(leased[: max(reply.steps, 1)])
+            done = yield Window(taken, progress=reply.progress, ahead=ahead)
             assert isinstance(done, Done)
-            del leased[:overlap]
-            window.add(done)
+            del leased[: len(taken)]
+            window, used = done, list(taken)
             me.total += done.steps
-            used += taken
+            me.lr = done.lr
         reply = yield Receive()
         assert isinstance(reply, Reply)
         if measured is not None:
-            measured.look(reply.value)
+            measured.look(reply.value, ahead=bool(used) and reply.applied)
         if reply.applied:
             me.commits += 1
             if scheme.adopt(me, reply) is not False:
                 # Who pulled before the commit has seen the center as it was then, and what itself added to it.
                 seen = pulled.clock + 1 if pulled is not None else reply.version
-                # A window of which steps were made while the commit was in flight began from what was adopted before.
+                # A window that was computed while the commit was in flight began from what was adopted before.
                 me.version, adopted = (adopted if used else seen), seen
             if leased or used:
                 # An answer that is given again, after the first was lost, names all that the worker holds.
@@ -183,16 +184,17 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
 
 
 class Odometer:
-    """How far the center moves from one answer to the next: staleness as a distance."""
+    """How far the center moves from what a window began from to its answer: staleness as a distance."""
 
     def __init__(self, center: Vector) -> None:
-        self._last = center.clone()
+        self._began = self._last = center.clone()
         self.moved = math.nan
 
-    def look(self, center: Vector) -> None:
-        """Another answer."""
-        self.moved = float(torch.linalg.vector_norm(center - self._last))
-        self._last.copy_(center)
+    def look(self, center: Vector, *, ahead: bool) -> None:
+        """Another answer; ``ahead``: the next window was begun before it."""
+        self.moved = float(torch.linalg.vector_norm(center - self._began))
+        before, self._last = self._last, center.clone()
+        self._began = before if ahead else self._last
 
 
 def _pull(pulls: list[int]) -> Generator[Request, Answer, Pulled]:
@@ -239,7 +241,10 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
     coarse = learner.spread() if request.anew or scheme.early else False
     if coarse and request.anew:
         # The model holds the weights in a coarser type than the center: the window begins from what it holds.
-        me.anchor = me.local.clone()
+        if me.at_send is None:
+            me.anchor = me.local.clone()
+        else:
+            me.at_send = me.local.clone()
     for position in request.batches:
         seed_everything(plan.seed_of(position))
         batch = batch_at(source, plan, position)

@@ -34,6 +34,7 @@ class Told:
         """Σ over commits of the other workers that really had a window in progress."""
         self.serial.center.applied = self._applied
         self.serial.center.refused = lambda commit, why: self._tell("refused", worker=commit.worker)
+        self._tell("start", overlap=scheme.overlap)
         for rank in range(workers):
             self._tell("join", worker=rank, incarnation=0)
         self.serial.start()
@@ -85,11 +86,18 @@ def test_staleness_is_what_the_others_did_meanwhile(scheme, workers, seed, story
     assert found.staleness == sum(sample.staleness for sample in samples(told.events))
 
 
-@dataclass(frozen=True)
-class Overlapping(pg.Downpour):
-    """Windows begin while the commit before them is in flight."""
+OVERLAPPING = [pg.Downpour(overlap=1), pg.AGN(window=2, overlap=1), pg.AEASGD(window=1, overlap=1)]
 
-    overlap = 1
+
+@pytest.mark.parametrize("scheme", OVERLAPPING, ids=repr)
+@settings(max_examples=12, deadline=None)
+@given(workers=st.integers(1, 6), seed=st.integers(0, 1000), story=story)
+def test_with_overlap_a_worker_has_two_windows_in_progress(scheme, workers, seed, story):
+    told = Told(scheme, workers, seed=seed)
+    found = told.play(story)
+    assert found.staleness == found.others - found.unfinished
+    assert found.elsewhere == 0
+    assert found.others == sum(2 * event.data["live"] - 1 for event in told.events if event.kind == "commit")
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,9 @@ ELSEWHERE = [
     pg.SoftSync(splits=2),
     pg.BackupWorkers(),
     pg.DeanDownpour(),
-    Overlapping(),
+    pg.Downpour(overlap=1, bound=1),
+    pg.SyncSGD(overlap=1),
+    pg.SoftSync(splits=2, overlap=1),
     Half(window=1),
 ]
 
@@ -147,10 +157,11 @@ def mean(scheme: pg.Scheme, workers: int) -> float:
 
 def test_the_means_that_follow_from_the_law():
     assert mean(pg.Downpour(), 4) == pytest.approx(3, abs=0.05)
-    assert mean(Overlapping(), 4) == pytest.approx(7, abs=0.1)
+    assert mean(pg.Downpour(overlap=1), 4) == pytest.approx(7, abs=0.1)
     assert mean(pg.SoftSync(splits=2), 4) == pytest.approx(3 / 2, abs=0.05)
     assert mean(Half(window=1), 4) == pytest.approx(1, abs=0.05)
     assert mean(pg.SyncSGD(), 4) == 0
+    assert mean(pg.SyncSGD(overlap=1), 4) == pytest.approx(1, abs=0.05)
 
 
 def commit(worker: int, clock: int, version: int, **data: float) -> Event:

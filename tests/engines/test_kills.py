@@ -126,7 +126,7 @@ def test_a_worker_killed_as_soon_as_it_has_a_pid_is_replaced(tmp_path):
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "given-up"])
 def test_a_commit_that_waits_in_a_round_counts_whatever_becomes_of_its_worker(replaced, overlap):
-    scheme = type("Overlapping", (pg.ModelAveraging,), {"overlap": overlap})(window=1)
+    scheme = pg.ModelAveraging(window=1, overlap=overlap)
     center = Center(scheme, torch.zeros(4), workers=3, leases=Leases(batches=9, epochs=1, workers=3))
     held: dict[int, tuple[int, ...]] = {0: (), 1: (), 2: ()}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,6 @@ def net() -> nn.Module:
     """A network with all that travels besides weights: dropout's random numbers, averages and a counter."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.BatchNorm1d(16), nn.Linear(16, 2))
-
-
-@dataclass(frozen=True)
-class Ahead(pg.AGN):
-    """AGN whose workers go on while their commits are in flight."""
-
-    overlap = 2
-
-
-@dataclass(frozen=True)
-class AheadTogether(pg.DiLoCo):
-    """The same, but in rounds, and with answers that are pulled."""
-
-    overlap = 1
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
@@ -90,10 +75,14 @@ def cut_off(model: nn.Module, rows: Any, out: Path, scheme: pg.Scheme, at: int, 
         (pg.DiLoCo(window=5), "adam:lr=0.01"),
         (pg.AsyncDiLoCo(window=8, dylu=True), "adam:lr=0.01"),
         (pg.ModelAveraging(window=4, starts="own"), "adam:lr=0.01"),
-        (Ahead(window=3), "sgd:lr=0.1"),
-        (AheadTogether(window=3), "sgd:lr=0.1"),
+        (pg.AGN(window=3, overlap=1), "adam:lr=0.01"),
+        (pg.DiLoCo(window=3, overlap=1), "sgd:lr=0.1"),
+        (pg.SyncSGD(overlap=1), "adam:lr=0.01"),
+        (pg.StalenessAware(window=2, overlap=1), "adam:lr=0.01"),
+        (pg.AEASGD(window=3, overlap=1), "adam:lr=0.01"),
+        (pg.SoftSync(overlap=1), "adam:lr=0.01"),
     ],
-    ids=lambda value: value.name if isinstance(value, pg.Scheme) else "",
+    ids=lambda value: repr(value) if isinstance(value, pg.Scheme) else "",
 )
 def test_a_run_repeated_from_its_record_ends_in_the_same_bits(scheme, optimizer, net, rows, tmp_path):
     options = {"scheme": scheme, "optimizer": optimizer, "epochs": 2, "run": {"checkpoint_every": 0.05}}

@@ -6,7 +6,7 @@ its commit was applied. Distance is the same in the space of the weights: how fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -78,11 +78,12 @@ class Balance:
     staleness: int
     """The left side: Σ τ, as the center stamped it on the commits."""
     others: int
-    """Σ over updates: the workers that were in the run and whose commit was not part of the update."""
+    """Σ over updates: the windows in progress (one a worker; with overlap two) whose commit was not part of the update."""
     unfinished: int
     """What windows had collected that no applied commit ended: lost in a crash, refused, or open at the end."""
     elsewhere: int
-    """Σ over commits: by how many updates the window began later (+) or earlier (-) than its worker's last commit."""
+    """Σ over commits: by how many updates the window began later (+) or earlier (-) than its worker's last commit (with
+    overlap: than the one before that)."""
 
     @property
     def explained(self) -> int:
@@ -115,57 +116,69 @@ def balance(events: Iterable[Event]) -> Balance:
     - negative in *softsync*, whose worker goes on at once while its commit waits for the round: there all windows but
       that of the worker who completes the round age, so that the mean of τ is (n - 1)/c with c commits an update (less on
       an engine whose workers fetch the center when they wake up, since they then begin from a newer one);
-    - negative with *overlap*, where a window begins while the commit before it is in flight, so that it also bears what
-      that one bore: the mean of τ is 2n - 1;
     - negative where a worker does not adopt every answer (Dean's Downpour with a fetch of its own).
 
     *Synchronous rounds* of c out of n workers that wait are covered as they are: an update of c commits makes n - c
     windows older, so that the mean of τ is (n - c)/c, and 0 in a full round.
 
+    With *overlap* (the record's first line says so) a window begins while the commit before it is in flight, from the answer
+    that its worker had then. So a worker has two windows in progress: both from its joining on, and with every
+    commit that is applied the older ends and another begins. An update of one commit makes 2n - 1 windows older, its own
+    worker's other one too, and the mean of τ is 2n - 1; in rounds of c it is 2n/c - 1, and 1 in a full round.
+
     A worker that joins again was lost, and its window with it. One that has no rows left counts as having a window
     until it leaves or the record ends; what that adds to ``others`` is in ``unfinished``, too. Records without joins are read
     as if a worker joined at the version of its first commit. Where lines are missing (an event ``gap``) both sides differ.
     """
-    opened: dict[int, int] = {}
+    opened: dict[int, list[int]] = {}
+    """The clocks at which the windows that a worker has in progress began, the older first."""
+    windows = 1
     incarnations: dict[int, int] = {}
     now = commits = updates = staleness = others = unfinished = elsewhere = 0
     for round_ in _rounds(events):
         event = round_[0]
         data = event.data
         if event.kind == "commit":
-            ended: set[int] = set()
             for commit in round_:
                 worker, version = commit.data["worker"], commit.data["version"]
                 incarnation = commit.data.get("incarnation", 0)
                 if worker not in opened:  # it joined without being heard of: it has been there since its version
-                    others += now - version
-                    opened[worker] = version
+                    others += windows * (now - version)
+                    opened[worker] = [version] * windows
                 elif incarnation > incarnations.get(worker, 0):  # and so did the replacement of a lost one
-                    unfinished += version - opened[worker]
-                    opened[worker] = version
+                    unfinished += sum(version - began for began in opened[worker])
+                    opened[worker] = [version] * windows
                 incarnations[worker] = max(incarnation, incarnations.get(worker, 0))
-                # Of two commits that one worker brings to one update, the second began after the first.
-                elsewhere += version - (now if worker in ended else opened[worker])
+                # A commit more than there were windows: of two that one worker brings to one update, the second began after
+                # the first.
+                elsewhere += version - (opened[worker].pop(0) if opened[worker] else now)
                 staleness += commit.data["staleness"]
-                ended.add(worker)
-            others += len(opened) - len(ended)
+            others += sum(map(len, opened.values()))
             commits += len(round_)
             updates += 1
             now = data["clock"]
-            opened.update(dict.fromkeys(ended, now))
+            for mine in opened.values():
+                mine += [now] * (windows - len(mine))
+        elif event.kind == "start":
+            windows = 1 + data.get("overlap", 0)
         elif event.kind == "resume":
-            unfinished += sum(now - began for began in opened.values())
+            unfinished += _open(opened, now)
             opened.clear()
             incarnations.clear()
             now = data["clock"]
         else:
             worker = data["worker"]
-            unfinished += now - opened.pop(worker, now)
+            unfinished += sum(now - began for began in opened.pop(worker, ()))
             if event.kind != "leave":
-                opened[worker] = now
+                opened[worker] = [now] * windows
                 incarnations[worker] = data.get("incarnation", incarnations.get(worker, 0))
-    unfinished += sum(now - began for began in opened.values())
+    unfinished += _open(opened, now)
     return Balance(commits, updates, staleness, others, unfinished, elsewhere)
+
+
+def _open(windows: Mapping[int, Sequence[int]], now: int) -> int:
+    """What windows in progress have collected so far."""
+    return sum(now - began for mine in windows.values() for began in mine)
 
 
 def _rounds(events: Iterable[Event]) -> Iterator[Sequence[Event]]:
@@ -175,7 +188,7 @@ def _rounds(events: Iterable[Event]) -> Iterator[Sequence[Event]]:
     told = [
         event
         for event in every
-        if (event.kind == "commit" and id(event) in kept) or event.kind in ("join", "leave", "refused", "resume")
+        if (event.kind == "commit" and id(event) in kept) or event.kind in ("start", "join", "leave", "refused", "resume")
     ]
     for kind, group in groupby(told, key=lambda event: (event.kind, event.data["clock"] if event.kind == "commit" else None)):
         if kind[0] == "commit":

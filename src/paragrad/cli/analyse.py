@@ -85,9 +85,9 @@ def _told(found: Balance, *, gaps: bool) -> list[str]:
     signed = f"{found.elsewhere:+,}".replace("+", "− ").replace("-", "+ ") if found.elsewhere else "− 0"
     lines = [
         f"Mean staleness {found.staleness / found.commits:.2f}, over {found.commits:,} commits in {found.updates:,} updates.",
-        f"Where it comes from: {found.staleness:,} = {found.others:,} (other workers with a window in progress, summed over "
-        f"updates) − {found.unfinished:,} (windows that no commit ended) {signed} (windows that began later or earlier "
-        "than right after their worker's last commit)",
+        f"Where it comes from: {found.staleness:,} = {found.others:,} (other windows in progress, one a worker, or two "
+        f"with overlap, summed over updates) − {found.unfinished:,} (windows that no commit ended) {signed} (windows that "
+        "began later or earlier than with their worker's last commit, or with overlap the one before it)",
     ]
     if not found.holds:
         why = "lines of the record are missing" if gaps else "the record is not whole, or its events are not in order"

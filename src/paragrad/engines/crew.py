@@ -76,8 +76,8 @@ def make_center(
 
 
 def longest_window(job: Job) -> int:
-    """Mini-batches that a commit can be made of, at most."""
-    return min(job.plan.positions, job.scheme.window + job.scheme.overlap)
+    """Mini-batches that a worker can have on lease, at most: a window, and with overlap the next."""
+    return min(job.plan.positions, job.scheme.window * (1 + job.scheme.overlap))
 
 
 class Crew:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 import torch
 
 from paragrad.data.source import example
+from paragrad.errors import ParagradError, WorkerError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner, Recovers, WarmsUp
 from paragrad.learners.rowmodel import Batchable
@@ -95,8 +97,13 @@ class OneByOne:
     def compute(self, due: Sequence[Due]) -> None:
         job = self._job
         for window in due:
-            learner = self._learners[window.me.rank]
-            window.done = run_window(job.scheme, window.me, learner, job.train, job.plan, window.request)
+            rank = window.me.rank
+            try:
+                window.done = run_window(job.scheme, window.me, self._learners[rank], job.train, job.plan, window.request)
+            except ParagradError:
+                raise
+            except Exception as error:
+                raise WorkerError(rank, traceback.format_exc()) from error
 
     def begin_anew(self, rank: int) -> None:
         self._learners[rank] = self._make()

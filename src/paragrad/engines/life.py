@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from paragrad.engines.crowd import Due
-from paragrad.replica import Replica
+from paragrad.replica import Replica, Untrained
 from paragrad.types import Commit, Reply
 from paragrad.worker import Answer, Request
 
@@ -18,6 +18,7 @@ class Life:
     rank: int
     incarnation: int
     me: Replica
+    untrained: Untrained
     loop: Generator[Request, Answer, None]
     request: Request | None = None
     due: Due | None = None

@@ -29,7 +29,7 @@ from paragrad.engines.slot import MESSAGE, Op, Slot
 from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner, Recovers, WarmsUp, is_aliasable
-from paragrad.replica import Replica
+from paragrad.replica import Replica, Untrained
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import Commit, Done, Reply, Vector
 from paragrad.worker import (
@@ -211,12 +211,20 @@ class Exchange:
             rank=slot.worker,
             workers=workers,
             slots=scheme.worker_slots,
-            out=slot.value if slot.value.numel() else learner.weights,
+            out=self._where_to_write(),
         )
+        self._untrained = Untrained(learner.buffers, learner.integers)
         self.me.by_reference = home is not None
         self._seen = self._where_to_pull() if answer is None and not scheme.aliased else None
         self._fresh = torch.empty_like(learner.weights) if scheme.fresh or scheme.fetch else None
         self._waiting_for = -1 - incarnation
+
+    def _where_to_write(self) -> Vector | None:
+        """Straight into the slot; but not the gradient of a window that runs while the slot is being read."""
+        scheme, value = self._job.scheme, self._slot.value
+        if scheme.overlap and scheme.ships == "gradient":
+            return None
+        return value if value.numel() else self._learner.weights
 
     def _where_to_pull(self) -> Vector:
         """Gradients need no anchor: where they are shipped, and the answer is taken as it is, it is pulled into the weights."""
@@ -253,6 +261,8 @@ class Exchange:
         """Lay out the commit in the slot."""
         self._slot.put_commit(commit)
         self._waiting_for = commit.sequence
+        if self._job.scheme.overlap:
+            self._untrained.sent()
 
     @property
     def answered(self) -> bool:
@@ -262,10 +272,7 @@ class Exchange:
     def receive(self) -> Reply:
         """Take the answer that is there."""
         reply = self._read_reply()
-        assert reply.buffers is not None
-        assert reply.integers is not None
-        self._learner.buffers.copy_(reply.buffers)
-        self._learner.integers.copy_(reply.integers)
+        self._untrained.adopt(self.me, reply)
         return reply
 
     def check(self) -> None:

@@ -235,7 +235,7 @@ class Beside(Joined):
             self._slot, self._reader, self._answer = self._open(self._job, self._learner, place)
             if commit is not None:
                 self._slot.put_commit(commit)
-            self.me.move(self._slot.value)
+            self.me.move(self._where_to_write())
         return self._head()
 
     def send(self, commit: Commit) -> None:

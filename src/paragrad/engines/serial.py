@@ -12,7 +12,7 @@ from paragrad.center import Center
 from paragrad.data.leases import Leases
 from paragrad.job import Job
 from paragrad.learners.learner import Learner, is_aliasable
-from paragrad.replica import Replica
+from paragrad.replica import Replica, Untrained
 from paragrad.types import Commit, Reply, Vector
 from paragrad.worker import Answer, Join, Pull, Pulled, Receive, Recover, Request, Scatter, Send, Window, run_window, work
 
@@ -29,6 +29,7 @@ def in_turn(ready: list[int]) -> int:
 class _Actor:
     learner: Learner
     me: Replica
+    untrained: Untrained
     loop: Generator[Request, Answer, None]
     incarnation: int = 0
     request: Request | None = None
@@ -80,7 +81,8 @@ class Serial:
             assert is_aliasable(learner)
             learner.alias(self.center.value)
         me = Replica(learner.weights, rank=rank, workers=self.workers, slots=scheme.worker_slots)
-        actor = _Actor(learner, me, work(scheme, me, incarnation=incarnation), incarnation)
+        untrained = Untrained(learner.buffers, learner.integers)
+        actor = _Actor(learner, me, untrained, work(scheme, me, incarnation=incarnation), incarnation)
         actor.request = next(actor.loop)
         return actor
 
@@ -110,6 +112,7 @@ class Serial:
                 if actor.reply is None:
                     return
                 answer: Answer = actor.reply
+                actor.untrained.adopt(actor.me, actor.reply)
                 actor.reply = None
             else:
                 answer = self.answer(actor, request)
@@ -142,6 +145,7 @@ class Serial:
         actor.sent = changed(
             commit, value=commit.value.clone(), also=also, buffers=learner.buffers.clone(), integers=learner.integers.clone()
         )
+        actor.untrained.sent()
         if actor.given is not None and not same(*actor.given):
             self.meddled.append(f"worker {commit.worker} wrote into the answer it was given")
         self.deliver(self.center.receive(actor.sent))
@@ -173,11 +177,8 @@ class Serial:
         for reply in replies:
             actor = self.actors[reply.worker]
             value = reply.value if self.job.scheme.aliased else reply.value.clone()
-            actor.reply = changed(reply, value=value)
+            actor.reply = changed(reply.with_own_buffers(), value=value)
             actor.given = None if self.job.scheme.aliased else (value, value.clone())
-            if reply.buffers is not None and reply.integers is not None:
-                actor.learner.buffers.copy_(reply.buffers)
-                actor.learner.integers.copy_(reply.integers)
             if reply.worker not in self.ready:
                 self.ready.append(reply.worker)
 

@@ -27,7 +27,7 @@ from paragrad.engines.wire import Wire
 from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
-from paragrad.replica import Replica
+from paragrad.replica import Replica, Untrained
 from paragrad.session import EVALUATION_SHARE, Session
 from paragrad.types import Commit, Reply, Vector
 from paragrad.worker import Answer, Pull, Pulled, Receive, Recover, Scatter, Send, Window, work
@@ -196,7 +196,8 @@ class Simulation:
         )
         me.by_reference = by_reference
         loop = work(scheme, me, incarnation=incarnation, distances=self.job.distances)
-        life = Life(rank, incarnation, me, loop, waits_for=-1 - incarnation, waiting_since=self.now)
+        untrained = Untrained(crowd.buffers(rank), crowd.integers(rank))
+        life = Life(rank, incarnation, me, untrained, loop, waits_for=-1 - incarnation, waiting_since=self.now)
         life.request = next(loop)
         return life
 
@@ -217,6 +218,7 @@ class Simulation:
                             life.waiting_since = self.now
                             return
                         answer, life.reply = life.reply, None
+                        self._adopt_untrained(life, answer)
                     case Pull():
                         if not self.wire.free:
                             life.waiting_since = self.now
@@ -264,6 +266,8 @@ class Simulation:
         if not self._stateless:
             commit.buffers = self.crowd.buffers(rank).clone()
             commit.integers = self.crowd.integers(rank).clone()
+            if self.job.scheme.overlap:
+                life.untrained.sent()
         life.waits_for = commit.sequence
         self.toll.up[rank] += self._bytes(commit)
         if self.wire.free:
@@ -316,12 +320,7 @@ class Simulation:
                     reply.value = self._lend()
                 self._answered((life, reply))
                 continue
-            mine = changed(
-                reply,
-                value=reply.value.clone(),
-                buffers=None if reply.buffers is None else reply.buffers.clone(),
-                integers=None if reply.integers is None else reply.integers.clone(),
-            )
+            mine = changed(reply.with_own_buffers(), value=reply.value.clone())
             arrival = self.wire.down(reply.worker, self._paces[reply.worker].delays, self._size, self.now)
             if arrival is not None:
                 self._push(arrival, reply.worker, Phase.ANSWER, (life, mine))
@@ -347,14 +346,17 @@ class Simulation:
             self._push(awake, life.rank, Phase.ANSWER, what)
             return
         life.waits_for = -(1 << 60)
-        if not self._stateless and reply.buffers is not None and reply.integers is not None:
-            self.crowd.buffers(life.rank).copy_(reply.buffers)
-            self.crowd.integers(life.rank).copy_(reply.integers)
         if isinstance(life.request, WAITING):
             self._waited(life)
+            self._adopt_untrained(life, reply)
             self._drive(life, reply)
         else:
-            life.reply = reply
+            life.reply = reply if self._stateless else reply.with_own_buffers()
+
+    def _adopt_untrained(self, life: Life, reply: Reply) -> None:
+        """When the worker takes the answer, and not when it arrives: a window may be running meanwhile."""
+        if not self._stateless:
+            life.untrained.adopt(life.me, reply)
 
     def _waited(self, life: Life) -> None:
         if life.waiting_since is not None:

@@ -59,6 +59,10 @@ class ADAG(Scheme):
     def fresh(self) -> bool:
         return self.place == "pulls"
 
+    @property
+    def why_no_overlap(self) -> str | None:
+        return "the distance is measured from the last answer, and a window in flight began before it"
+
     def shrink(self, movement: Vector, distance: Vector, lr: float) -> Vector:
         """What is left of a movement over which the center moved by ``distance``."""
         if self.form != "gamma" and not lr >= 0:

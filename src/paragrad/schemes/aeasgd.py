@@ -34,6 +34,7 @@ class AEASGD(Scheme):
     additive = False
     elementwise = True
     answers = "own"
+    carries = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,6 +37,7 @@ class DeanDownpour(Scheme):
     worker_slots = ("accrued",)
     elementwise = True
     plain_sgd = True
+    carries = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

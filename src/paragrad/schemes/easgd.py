@@ -44,6 +44,7 @@ class EASGD(Scheme):
     """Whether workers begin from the center, or each from a random point of its own."""
 
     elementwise = True
+    carries = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

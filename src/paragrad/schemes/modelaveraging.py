@@ -42,6 +42,12 @@ class ModelAveraging(Scheme):
     def apart(self) -> bool:
         return self.starts == "own"
 
+    @property
+    def why_no_overlap(self) -> str | None:
+        if self.apart:
+            return "workers that start from points of their own would carry movement made there to the mean of all"
+        return super().why_no_overlap
+
     def quorum(self, workers: int) -> int:
         return workers
 

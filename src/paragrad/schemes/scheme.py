@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from paragrad.errors import UsageError
 from paragrad.replica import Replica
 from paragrad.types import CenterView, Commit, Reply, Vector
@@ -24,6 +26,9 @@ class Scheme:
     """Local steps before a commit."""
     bound: int | None = field(default=None, kw_only=True)
     """Asynchronous schemes: how many commits a worker may be ahead of the slowest (SSP; Ho et al. 2013)."""
+    overlap: int = field(default=0, kw_only=True)
+    """1: a worker computes its next window, from its own weights, while its commit is in flight; commits are then 2n - 1
+    updates stale on average instead of n - 1."""
 
     # What follows is fixed for most schemes (``held = False`` in the class body) and depends on the
     # fields for some (a property): both override these.
@@ -104,9 +109,23 @@ class Scheme:
         return 1
 
     @property
-    def overlap(self) -> int:
-        """Local steps between sending a commit and adopting its answer."""
-        return 0
+    def carries(self) -> bool:
+        """``adopt`` keeps what was moved since ``me.at_send``: a worker may go on while its commit is in flight."""
+        return type(self).adopt is Scheme.adopt
+
+    @property
+    def why_no_overlap(self) -> str | None:
+        """Why a window cannot be computed while the commit before it is in flight; None where it can."""
+        reasons = [
+            (self.aliased, "its workers' weights are the center itself, so that nothing is ever in flight"),
+            (self.early, "it looks at its worker after each step, and a window in flight is made in one go"),
+            (self.fetch is not None, "its worker pulls the center inside a window, and the answer would come on top"),
+            (self.fresh, "its worker goes on from the center that it pulled before the commit, and not from where it is"),
+            (self.remembers, "the center remembers what a worker was given last, and a window in flight began before that"),
+            (self.late == "drop", "late commits are dropped, and one whose window began in flight is always late"),
+            (not self.carries, "its adopt() does not carry what was moved in flight (where it does, say carries = True)"),
+        ]
+        return next((why for holds, why in reasons if holds), None)
 
     @property
     def fetch(self) -> int | None:
@@ -131,6 +150,13 @@ class Scheme:
             raise UsageError(f"window={self.window}, but a worker makes at least 1 local step before it commits.")
         if self.bound is not None and self.bound < 1:
             raise UsageError(f"bound={self.bound}, but a worker must be allowed to be at least 1 commit ahead.")
+        if self.overlap not in (0, 1):
+            raise UsageError(
+                f"overlap={self.overlap}, but a worker has one commit in flight at a time: overlap is 1, the next window is "
+                "computed meanwhile, or 0."
+            )
+        if self.overlap and self.why_no_overlap is not None:
+            raise UsageError(f"{type(self).__name__} takes no overlap here: {self.why_no_overlap}. Leave it out.")
 
     @property
     def name(self) -> str:
@@ -178,7 +204,7 @@ class Scheme:
             if not reply.placed:
                 me.local = reply.value
         else:
-            me.local = reply.value + (me.local - me.at_send)
+            torch.add(reply.value, me.local - me.at_send, out=me.local)
         me.anchor = me.center = reply.value
         return None
 
