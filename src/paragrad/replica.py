@@ -100,9 +100,10 @@ class Replica:
             return self._local
         return kernels.subtract(self._out, self._local, self.anchor)
 
-    def move(self, out: Vector) -> None:
-        """Commits are laid out elsewhere from now on."""
-        self._out = out
+    def move(self, out: Vector | None) -> None:
+        """Commits are laid out elsewhere from now on; None: where they are, in memory of this worker's own."""
+        if out is not None:
+            self._out = out
 
     def begin_again(self, center: Vector, version: int) -> None:
         """Take the center as it is: at the start, and after a commit that was refused or dropped."""
