@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-ORDER = ("exchange", "throughput", "network", "straggler", "memory", "start", "stream", "vector", "cluster", "momentum")
+ORDER = (
+    "exchange",
+    "throughput",
+    "network",
+    "codecs",
+    "straggler",
+    "memory",
+    "start",
+    "stream",
+    "vector",
+    "cluster",
+    "momentum",
+)
 
 
 def load(folder: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ LEVELS = [
     {"errors"},
     {"types", "options", "canvas"},
     {"kernels", "flat", "record", "cluster"},
-    {"replica", "run", "state"},
+    {"replica", "run", "state", "codecs"},
     {"data", "schemes", "optim", "models", "losses", "toys", "metrics", "predictions"},
     {"center", "view", "update", "learners", "arrivals", "checkpoint", "tally", "result", "display"},
     {"job", "factories", "card", "outputs", "directory", "bowl", "analysis", "plot"},
@@ -24,6 +24,7 @@ LEVELS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 NEVER = {
+    "codecs": {"replica", "run", "state", "flat", "record", "cluster", "options"},
     "schemes": {"learners", "engines", "data", "optim"},
     "learners": {"schemes", "engines", "center"},
     "display": {"train", "engines", "session"},

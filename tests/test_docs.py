@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 from paragrad.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-NAMES = ["README.md", *(f"docs/{name}.md" for name in ("first_run", "your_model", "vector", "runs", "streaming"))]
+NAMES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("first_run", "your_model", "vector", "runs", "streaming", "compression")),
+]
 PAGES = {name: (ROOT / name).read_text() for name in NAMES}
 BLOCKS = [(name, block) for name, page in PAGES.items() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 
@@ -36,7 +39,9 @@ def test_the_python_on_a_page_runs(name: str, block: str, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/first_run.md", "docs/your_model.md", "docs/runs.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/first_run.md", "docs/your_model.md", "docs/runs.md", "docs/compression.md"]
+)
 def test_the_commands_on_a_page_run_one_after_another(name: str, tmp_path: Path) -> None:
     for file, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGES[name], re.DOTALL):
         (tmp_path / file).write_text(text)

@@ -162,6 +162,7 @@ MESSAGES: dict[str, Callable[[], str]] = {
     "An optimiser that searches, and a scheme that ships gradients": raised(lambda: train(optimizer="cg", scheme=pg.SyncSGD())),
     "A schedule without a learning rate": raised(lambda: train(optimizer=pg.Optimizer("cg", schedule="cosine"))),
     "A scheme that is an equation of plain SGD": raised(lambda: train(optimizer="adam", scheme=pg.OrMo())),
+    "A codec for what cannot come in parts": raised(lambda: train(scheme=pg.AEASGD(), codec=pg.Int8())),
     "A target without validation": raised(lambda: train(run=pg.Run(stop=pg.Stop(accuracy=0.9)))),
     "A run directory that is in use": raised(twice),
     "Nothing to resume": typed("train --resume runs/nowhere"),

@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from paragrad import engines, schemes
+from paragrad import codecs, engines, schemes
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from paragrad.cluster import Pause as Pause
     from paragrad.cluster import Slow as Slow
     from paragrad.cluster import Trace as Trace
+    from paragrad.codecs import BF16 as BF16
+    from paragrad.codecs import FP16 as FP16
+    from paragrad.codecs import Int8 as Int8
+    from paragrad.codecs import OneBit as OneBit
+    from paragrad.codecs import Threshold as Threshold
+    from paragrad.codecs import TopK as TopK
+    from paragrad.codecs.codec import Codec as Codec
     from paragrad.data.generated import Generated as Generated
     from paragrad.data.source import Source as Source
     from paragrad.data.source import Weighted as Weighted
@@ -122,6 +129,7 @@ _HOMES = {
     "LogNormal": "cluster",
     "Trace": "cluster",
     "Scheme": "schemes.scheme",
+    "Codec": "codecs.codec",
     "Learner": "learners.learner",
     "Step": "learners.learner",
     "Source": "data.source",
@@ -159,6 +167,7 @@ _HOMES = {
     "NotReplayed": "errors",
     "NotWritten": "errors",
     **{name: f"schemes.{module}" for name, module in schemes.TABLE.items()},
+    **{name: f"codecs.{module}" for name, module in codecs.TABLE.items()},
     **{name: f"engines.{module}" for module, name in engines.TABLE.values()},
 }
 

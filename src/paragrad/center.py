@@ -132,6 +132,8 @@ class Center:
         self._scratch: Vector | None = None
         self.stepped = False
         """Whether the update that is being made has moved the center's optimiser."""
+        self.residuals: dict[int, Vector] = {}
+        """What a codec has left out of the applied commits of each worker, where that is known here."""
         self._round: list[Commit] = []
         self._owed: dict[int, _Pending] = {}
         self._resting: dict[int, _Pending] = {}
@@ -340,6 +342,8 @@ class Center:
             return False
         for commit in commits:
             self.leases.retire(commit.worker, commit.batches)
+            if commit.residual is not None:
+                self.residuals[commit.worker] = commit.residual
         if self.leases.used == self.leases.total:
             self._wake()
         self._states.flip(commits)
@@ -488,7 +492,13 @@ class Center:
             progress=progress,
             buffers=state.buffers,
             integers=state.integers,
+            residual=self._residual(worker) if owed.sequence < 0 else None,
         )
+
+    def _residual(self, worker: int) -> Vector | None:
+        """What a newcomer's first commit takes along: left by the last commit in its place that counts, or will."""
+        waiting = [commit.residual for commit in self._round if commit.worker == worker]
+        return waiting[-1] if waiting else self.residuals.get(worker)
 
     # -- checks ---------------------------------------------------------------------------------------------
 
@@ -516,6 +526,7 @@ class Center:
             tensors |= {f"answer.{k}": answer.clone() for k, answer in enumerate(self.answers)}
         if self.optimizer is not None:
             tensors |= {f"optimizer.{name}": t.clone() for name, t in self.optimizer.state().items()}
+        tensors |= {f"residual.{worker}": residual.clone() for worker, residual in self.residuals.items()}
         return tensors, self.snapshot_numbers()
 
     def snapshot_numbers(self) -> dict[str, Any]:
@@ -561,6 +572,8 @@ class Center:
         if self.optimizer is not None:
             prefix = "optimizer."
             self.optimizer.load({k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)})
+        kept = ((worker, tensors.get(f"residual.{worker}")) for worker in range(self.workers))
+        self.residuals = {worker: t.to(self.value.device, copy=True) for worker, t in kept if t is not None}
         self.leases = Leases.from_state(numbers["leases"])
         if "present" in numbers:
             self._recall(numbers["present"])

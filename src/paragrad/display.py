@@ -144,7 +144,8 @@ class Display:
         else:
             size = f"{data['parameters']:,} parameters, {data['rows']:,} rows"
             length = f"{counted(data['epochs'], 'epoch')}, batches of {data['batch_size']}, seed {data['seed']}"
-            self._say(f"{data['scheme']} on {data['engine']}: {counted(data['workers'], 'worker')}, {size}, {length}")
+            how = f"{data['scheme']} on {data['engine']}" + (f", sent as {data['codec']}" if "codec" in data else "")
+            self._say(f"{how}: {counted(data['workers'], 'worker')}, {size}, {length}")
             self._next = self._drawn + LINE
 
     def _on_worker(self, data: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from paragrad.center import Center
+from paragrad.codecs.codec import Codec
 from paragrad.data import load
 from paragrad.data.source import Arrays, Weighted, target_of
 from paragrad.errors import UsageError
@@ -44,6 +45,7 @@ def fit(
     validation_batch_size: int | None = None,
     scheme: Scheme | None = None,
     engine: Engine | None = None,
+    codec: Codec | None = None,
     seed: int = 0,
     run: Run | None = None,
 ) -> Any:
@@ -56,7 +58,7 @@ def fit(
                       holds the center's weights then
     validation_split  the share of rows, the last ones, to validate on; or ``validation_data``: (x, y) or (x, y, weights)
     class_weight      a weight for each class; or ``sample_weight``: one for each row
-    scheme, engine, seed, run    as of ``pg.train``
+    scheme, engine, codec, seed, run    as of ``pg.train``
 
     Of the logs, ``loss`` is the workers' mean over the epoch; metrics are the center's at its end, on up to 2,048 rows;
     ``val_...`` are those of the center at the end of the epoch, on all rows to validate on.
@@ -79,6 +81,7 @@ def fit(
             validation=held,
             scheme=scheme,
             engine=engine,
+            codec=codec,
             epochs=epochs,
             batch_size=batch_size,
             seed=seed,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paragrad.center import Center
+from paragrad.codecs.codec import Codec
+from paragrad.codecs.feedback import Feedback
 from paragrad.data.generated import Generated
 from paragrad.data.leases import Leases
 from paragrad.data.plan import Plan
@@ -14,7 +16,7 @@ from paragrad.errors import UsageError
 from paragrad.learners.learner import Learner, Scatters, StepsAtCenter
 from paragrad.schemes.scheme import Scheme
 from paragrad.state import Allocate
-from paragrad.types import VectorOptimizer
+from paragrad.types import Vector, VectorOptimizer
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Job:
     evaluation_batch: int
     distances: bool = False
     """Whether workers measure how far the center moves between their answers."""
+    codec: Codec | None = None
+    """How the vectors of commits are made shorter; None: they are sent as they are."""
 
     def check(self, learner: Learner) -> None:
         """Raise where the learner lacks what the scheme asks of it."""
@@ -43,6 +47,32 @@ class Job:
             )
         if self.scheme.apart and not isinstance(learner, Scatters):
             raise UsageError(f"The workers of {self.scheme!r} start apart, so the Learner needs a scatter(seed) method.")
+        if self.codec is not None:
+            self._check_codec(self.codec)
+
+    def _check_codec(self, codec: Codec) -> None:
+        name, scheme = type(self.scheme).__name__, self.scheme
+        if scheme.aliased:
+            raise UsageError(
+                f"codec={codec.name}, but the workers of {name} share the center's weights and send nothing that could be "
+                "shortened: leave codec out, or take downpour."
+            )
+        if not scheme.additive:
+            raise UsageError(
+                f"codec={codec.name}, but what {name} sends are weights, of which a part cannot be sent later: leave codec "
+                "out, or take a scheme that sends movements or gradients (agn, easgd, diloco, syncsgd)."
+            )
+        if scheme.sends:
+            raise UsageError(
+                f"codec={codec.name}, but {scheme!r} sends {', '.join(scheme.sends)} along, which is no movement: leave codec "
+                "out, or have the center remember it (adag:place=remembers)."
+            )
+
+    def feedback(self, like: Vector, rows: Sequence[Vector] | None = None) -> Feedback | None:
+        """What codes a worker's commits, in memory of its own or in the rows given; None without a codec."""
+        if self.codec is None:
+            return None
+        return Feedback.like(self.codec, like) if rows is None else Feedback(self.codec, rows)
 
     def center_optimizer(self, learner: Learner, device: str = "cpu") -> VectorOptimizer | None:
         """The optimiser that the center holds; None where workers step for themselves."""
@@ -74,7 +104,7 @@ class Job:
 
     def by_reference(self, center: Center) -> bool:
         """Whether the center may read and write the workers' own weights, where an engine has them within its reach."""
-        return self.scheme.is_scaled_movement and bool(center.answers) and not self.distances
+        return self.scheme.is_scaled_movement and bool(center.answers) and not self.distances and self.codec is None
 
     def stolen(self, shards: str, workers: int) -> bool:
         """Whether mini-batches are taken by whoever is ready: where nobody waits for all others, if not told otherwise."""

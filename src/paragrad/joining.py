@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paragrad import options, recipe, schemes, toys
+from paragrad import codecs, options, recipe, schemes, toys
+from paragrad.codecs.codec import Codec
 from paragrad.data import load
 from paragrad.data.shards import sharded
 from paragrad.data.source import plan_of
@@ -48,6 +49,7 @@ def join(
     loss: Loss | str | None = None,
     optimizer: OptimizerLike | None = None,
     scheme: Scheme | None = None,
+    codec: Codec | None = None,
     allow_import: Sequence[str] = (),
     device: str = "cpu",
     threads: int | None = None,
@@ -58,7 +60,8 @@ def join(
     """Work for the center of a run until there is nothing left to do; returns why it ended.
 
     where       the run directory, if this machine sees it, or HOST:PORT
-    model, data, holdout, loss, optimizer, scheme    as they were given to ``pg.train``; None: what the center's run.toml names
+    model, data, holdout, loss, optimizer, scheme, codec    as they were given to ``pg.train``; None: what the center's
+                run.toml names
     token       the center's; by default read from ``token_file``, or from the file token in the run directory
     certificate a PEM file to trust, for HOST:PORT; a run directory has it
     allow_import    files that a model named by the center may be imported from: nothing else is
@@ -69,7 +72,7 @@ def join(
     torch.set_num_threads(threads or usable_cores())
     devices.check(device)
     try:
-        job = _job(line.about(), model, data, holdout, loss, optimizer, scheme, allow_import)
+        job = _job(line.about(), model, data, holdout, loss, optimizer, scheme, codec, allow_import)
         learner = warm_learner(job, device)
         same = same_as(job, learner)
         try:
@@ -120,6 +123,7 @@ def _job(
     loss: Any,
     optimizer: OptimizerLike | None,
     scheme: Scheme | None,
+    codec: Codec | None,
     allow_import: Sequence[str],
 ) -> Job:
     """The center's job, built from this side's own files."""
@@ -135,6 +139,8 @@ def _job(
     if holdout is not None:
         settings["holdout"] = holdout
     scheme = scheme or options.parse(settings["scheme"], "scheme", schemes)
+    if codec is None and settings.get("codec") is not None:
+        codec = options.parse(settings["codec"], "codec", codecs)
     if model is None and data is None:
         model, given = recipe.build(settings | ({"loss": loss} if isinstance(loss, str) else {}))
         parts = _split(model, given["data"], given["holdout"], settings["seed"])
@@ -151,7 +157,8 @@ def _job(
     make = learner_factory(model, loss, optimizer, None, parts, scheme, [])
     plan = plan_of(parts.train, batch_size=settings["batch_size"], epochs=settings["epochs"], seed=settings["seed"])
     plan = sharded(plan, parts.train, settings["shards"], about["workers"])
-    return Job(scheme, make, parts.train, None, plan, EVALUATION_BATCH, distances=bool(settings.get("distances")))
+    distances = bool(settings.get("distances"))
+    return Job(scheme, make, parts.train, None, plan, EVALUATION_BATCH, distances=distances, codec=codec)
 
 
 def _split(model: Any, data: Any, holdout: float | None, seed: int) -> load.Split:

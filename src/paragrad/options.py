@@ -42,6 +42,7 @@ CONFIG: Mapping[str, type | UnionType] = {
     "clip_value": float,
     "scheme": str,
     "engine": str,
+    "codec": str,
     "cluster": str | dict,
     "workers": int,
     "threads": int,

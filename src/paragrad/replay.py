@@ -13,9 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from paragrad import arrivals, checkpoint, options, recipe, record, schemes, toys
+from paragrad import arrivals, checkpoint, codecs, options, recipe, record, schemes, toys
 from paragrad.arrivals import History
 from paragrad.center import Center
+from paragrad.codecs.codec import Codec
 from paragrad.data import load
 from paragrad.data.shards import sharded
 from paragrad.data.source import plan_of
@@ -108,6 +109,7 @@ def replay(
     loss: Loss | str | None = None,
     optimizer: OptimizerLike | None = None,
     scheme: Scheme | None = None,
+    codec: Codec | None = None,
     tolerance: float | None = None,
 ) -> Replayed:
     """Repeat the run in a directory: the same windows, commits and answers, in the order in which its center heard of them.
@@ -116,14 +118,15 @@ def replay(
     model       as it was given to ``pg.train``, untrained; None: what run.toml names
     data        as it was given to ``pg.train``; None: what run.toml names
     holdout, loss, optimizer    as they were given to ``pg.train``; None: what run.toml says
-    scheme      only where it is one of your own
+    scheme, codec   only where it is one of your own
     tolerance   the largest absolute difference that still counts as the same (``Replayed.within``); None: 0 where workers
                 were computed one after another on the CPU, which gives the same bits, else ``TOLERANCE``
     """
     directory = Path(directory)
     settings, history = _read(directory)
     start = history.attempts[0].start
-    scheme = _scheme(scheme, start["scheme"], directory)
+    scheme = _own("scheme", scheme, start["scheme"], schemes, directory)
+    codec = None if "codec" not in start else _own("codec", codec, start["codec"], codecs, directory)
     notes = _notes(history)
     if model is None:
         model, source = _from_recipe(settings, data, holdout, directory)
@@ -138,7 +141,7 @@ def replay(
     make = learner_factory(model, loss, optimizer, None, source, scheme, [])
     plan = plan_of(source.train, batch_size=start["batch_size"], epochs=start["epochs"], seed=start["seed"])
     plan = sharded(plan, source.train, start["shards"], start["workers"])
-    job = Job(scheme, make, source.train, None, plan, EVALUATION_BATCH, distances=start["distances"])
+    job = Job(scheme, make, source.train, None, plan, EVALUATION_BATCH, distances=start["distances"], codec=codec)
     learner = make("cpu")
     job.check(learner)
     _check_model(learner, start, directory)
@@ -256,16 +259,17 @@ def _read(directory: Path) -> tuple[dict[str, Any], History]:
     return settings, history
 
 
-def _scheme(given: Scheme | None, recorded: str, directory: Path) -> Scheme:
+def _own(kind: str, given: Any, recorded: str, table: options.Table, directory: Path) -> Any:
+    """The scheme or codec of the run: by its name, or as it was given, where it is one of the user's own."""
     name = options.parse_fields(recorded)[0]
-    if given is None and name not in [known.lower() for known in schemes.names()]:
+    if given is None and name not in [known.lower() for known in table.names()]:
         raise UsageError(
-            f"The run in {directory} was made with scheme {recorded!r}, which is none of paragrad's: give scheme=."
+            f"The run in {directory} was made with {kind} {recorded!r}, which is none of paragrad's: give {kind}=."
         )
-    scheme: Scheme = options.parse(recorded, "scheme", schemes) if given is None else given
-    if options.describe(scheme) != recorded:
-        raise UsageError(f"scheme={options.describe(scheme)!r}, but the run in {directory} was made with {recorded!r}.")
-    return scheme
+    mine = options.parse(recorded, kind, table) if given is None else given
+    if options.describe(mine) != recorded:
+        raise UsageError(f"{kind}={options.describe(mine)!r}, but the run in {directory} was made with {recorded!r}.")
+    return mine
 
 
 def _notes(history: History) -> list[str]:

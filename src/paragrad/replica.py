@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 import torch
 
 from paragrad import kernels
+from paragrad.codecs.feedback import Feedback
 from paragrad.errors import UsageError
 from paragrad.types import Reply, Vector
 
@@ -75,6 +76,8 @@ class Replica:
         self.commits = 0
         self.by_reference = False
         """The center can read ``local`` and ``anchor`` itself: the difference is left to it."""
+        self.feedback: Feedback | None = None
+        """What codes this worker's commits, and keeps what that leaves out; None: they are sent as they are."""
         self.lr = 0.0
         self.moved = 0.0
         self.busy = False

@@ -395,3 +395,5 @@ def _tell(told: dict[str, Any], commit: Commit) -> None:
         told["saw"] = commit.saw
     if commit.pulls:
         told["pulls"] = list(commit.pulls)
+    if commit.coded_bytes is not None:
+        told["bytes"] = commit.coded_bytes

@@ -46,6 +46,8 @@ class Tally:
     refused: int = 0
     dropped: int = 0
     lost: int = 0
+    bytes: int = 0
+    """Of the coded commits that came to the center; 0 without a codec."""
     staleness: Staleness = field(default_factory=Staleness)
     validations: list[dict[str, float]] = field(default_factory=list)
     _losses: dict[int, list[float]] = field(default_factory=dict)
@@ -53,6 +55,8 @@ class Tally:
     def add(self, event: Event, batches: int) -> None:
         """Count one event; ``batches`` is the length of an epoch."""
         data = event.data
+        if "bytes" in data:
+            self.bytes += data["bytes"]
         if event.kind == "commit":
             self.commits += 1
             self.steps += data["steps"]
@@ -94,6 +98,7 @@ class Tally:
             "refused": self.refused,
             "dropped": self.dropped,
             "lost": self.lost,
+            "bytes": self.bytes,
             "staleness": {str(k): v for k, v in self.staleness.histogram.items()},
             "validations": self.validations,
             "losses": {str(k): v for k, v in self._losses.items()},
@@ -103,6 +108,7 @@ class Tally:
     def from_state(cls, state: Mapping[str, Any]) -> Tally:
         """The inverse of ``state``."""
         tally = cls(**{name: state[name] for name in ("commits", "steps", "samples", "refused", "dropped", "lost")})
+        tally.bytes = state.get("bytes", 0)
         tally.staleness.histogram.update({int(k): v for k, v in state["staleness"].items()})
         tally.validations = [dict(v) for v in state["validations"]]
         tally._losses = {int(k): list(v) for k, v in state["losses"].items()}

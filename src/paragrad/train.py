@@ -19,6 +19,7 @@ from paragrad.card import card_of, transforms_of
 from paragrad.center import Center, check_quorum
 from paragrad.checkpoint import Checkpoint
 from paragrad.cluster import to_config
+from paragrad.codecs.codec import Codec
 from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.data.shards import ShardPlan, sharded
@@ -90,6 +91,7 @@ def train(
     optimizer: OptimizerLike | None = None,
     scheme: Scheme | None = None,
     engine: Engine | None = None,
+    codec: Codec | None = None,
     epochs: int = 1,
     batch_size: int = 32,
     seed: int = 0,
@@ -111,12 +113,15 @@ def train(
                 learning-rate schedule or gradient clipping: ``pg.Optimizer("adam", schedule="cosine", clip_norm=1.0)``
     scheme      how the workers cooperate, e.g. ``pg.AGN(window=15)``
     engine      where they run, e.g. ``pg.Local(workers=4)``
+    codec       how commits are made shorter, e.g. ``pg.TopK(0.01)``; what that leaves out goes into a worker's next commit
     batch_size  rows in one worker's mini-batch
     run         where the run is written, checkpoints, validation, when to stop: ``pg.Run(...)``
     """
     scheme, engine, run = scheme or AGN(), engine or Local(), run or Run()
     if not isinstance(scheme, Scheme):
         raise UsageError(f"scheme={scheme!r} is not a scheme; give an object such as pg.AGN(window=15).")
+    if codec is not None and not isinstance(codec, Codec):
+        raise UsageError(f"codec={codec!r} is not a codec; give an object such as pg.TopK(0.01).")
     engine.prepare()
     toy = model if isinstance(model, toys.Toy) else None
     loss = toys.LOSS if toy is not None and loss is None else loss
@@ -134,7 +139,7 @@ def train(
     if optimizer is None and not is_keras(model):
         optimizer = "adam"
     make_learner = learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
-    job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH, distances=run.distances)
+    job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH, distances=run.distances, codec=codec)
     learner = make_learner("cpu")
     job.check(learner)
     check_quorum(scheme, engine.workers)
@@ -160,17 +165,18 @@ def train(
         "parameters": learner.weights.numel(),
         "data": load.fingerprint(parts.train),
         **({"shards": run.shards} if isinstance(plan, ShardPlan) else {}),
+        "codec": None if codec is None else options.describe(codec),
     }
     directory = RunDirectory.open(run, scheme.name)
     left = engine.recall(directory.path) if run.resume and isinstance(engine, Recalls) else None
     resumed = directory.checkpoint(identity, notes, left) if run.resume else None
     spelled = str(data) if isinstance(data, str | Path) else parts.name
-    config = _config(run, spelled, parts, model, loss, optimizer, scheme, engine, plan, holdout)
+    config = _config(run, spelled, parts, model, loss, optimizer, scheme, engine, codec, plan, holdout)
     directory.write_config(config)
     card = card_of(model, getattr(learner, "loss", None), parts)
     fitted = transforms_of(parts)
     directory.write_model_facts(card.to_json(), None if fitted is None else fitted.to_json())
-    facts = _facts(scheme, engine, plan, learner)
+    facts = _facts(scheme, engine, codec, plan, learner)
     session = Session(directory.path, run, plan, identity=identity)
     session.resumed, session.anew = resumed, directory.used and resumed is None
     session.settings = config
@@ -214,7 +220,7 @@ def train(
             )
         final = trained(model, learner, center)
         found = _final_validation(session, learner, parts, center)
-        summary = _summary(facts, session, found)
+        summary = _summary(facts, session, found) | _traffic(job, session, learner)
         result = Result(
             model=final,
             directory=directory.path,
@@ -278,6 +284,7 @@ def _config(
     optimizer: Any,
     scheme: Scheme,
     engine: Engine,
+    codec: Codec | None,
     plan: Plan,
     holdout: float | None,
 ) -> dict[str, Any]:
@@ -291,6 +298,7 @@ def _config(
         **_settings(optimizer, model),
         "scheme": options.describe(scheme),
         "engine": options.describe(engine),
+        "codec": None if codec is None else options.describe(codec),
         "cluster": None if cluster is None else to_config(cluster),
         "epochs": plan.epochs,
         "batch_size": plan.batch_size,
@@ -321,11 +329,12 @@ def _described(optimizer: OptimizerLike | None, model: Any) -> str:
     return ", ".join(str(value) if key == "optimizer" else f"{key}={value}" for key, value in said.items())
 
 
-def _facts(scheme: Scheme, engine: Engine, plan: Plan, learner: Learner) -> dict[str, Any]:
+def _facts(scheme: Scheme, engine: Engine, codec: Codec | None, plan: Plan, learner: Learner) -> dict[str, Any]:
     """What both the record's first line and the summary say of a run."""
     return {
         "scheme": options.describe(scheme),
         "engine": options.describe(engine),
+        **({} if codec is None else {"codec": options.describe(codec)}),
         "workers": engine.workers,
         "epochs": plan.epochs,
         "batch_size": plan.batch_size,
@@ -372,6 +381,17 @@ def _final_validation(session: Session, learner: Learner, parts: load.Split, cen
     found = learner.evaluate(parts.validation, EVALUATION_BATCH)
     session.validated(found, center.clock, time.monotonic() - began, last=True)
     return found
+
+
+def _traffic(job: Job, session: Session, learner: Learner) -> dict[str, Any]:
+    """Bytes of the vectors that workers sent, those of buffers left aside; and how many times as many they would be plain."""
+    tally, scheme = session.tally, job.scheme
+    sent = tally.commits + tally.refused + tally.dropped
+    vectors = 0 if scheme.aliased else 1 + len(scheme.sends)
+    plain = sent * vectors * learner.weights.numel() * learner.weights.element_size() // scheme.parts
+    if job.codec is None:
+        return {"bytes_sent": plain}
+    return {"bytes_sent": tally.bytes, "plain_over_sent": round(plain / tally.bytes, 2) if tally.bytes else None}
 
 
 def _summary(facts: dict[str, Any], session: Session, found: dict[str, float]) -> dict[str, Any]:

@@ -54,16 +54,29 @@ class Commit:
     """How far the center had moved between the worker's last two answers; NaN where that is not measured."""
     path: tuple[Path, Path] | None = None
     """Where the window began and where it ended, for models of so few parameters that they can be drawn."""
+    coded: Mapping[str, torch.Tensor] | None = None
+    """The value as it goes over a wire, where a codec has made it shorter; ``value`` is what the center decodes."""
+    coded_bytes: int | None = None
+    """What that weighs; None where there is no codec."""
+    residual: Vector | None = None
+    """What the codec leaves for the worker's next commit, once this one is applied."""
     staleness: int = 0
     """Updates of the center between the window's beginning and now; stamped by the center."""
     arrived: int = 0
     """The number of this arrival at the center: of commits, and of workers that joined or left; stamped by the center."""
 
+    @property
+    def bytes(self) -> int:
+        """What its vectors weigh on a wire: as they are coded, or plain."""
+        if self.coded_bytes is not None:
+            return self.coded_bytes
+        return sum(v.numel() * v.element_size() for v in (self.value, *self.also.values()))
+
     def copied(self) -> Commit:
         """The same, in memory of its own."""
         also = {name: vector.clone() for name, vector in self.also.items()}
-        buffers, integers = (None if v is None else v.clone() for v in (self.buffers, self.integers))
-        return replace(self, value=self.value.clone(), also=also, buffers=buffers, integers=integers)
+        buffers, integers, residual = (None if v is None else v.clone() for v in (self.buffers, self.integers, self.residual))
+        return replace(self, value=self.value.clone(), also=also, buffers=buffers, integers=integers, residual=residual)
 
 
 @dataclass(slots=True)
@@ -90,6 +103,8 @@ class Reply:
     """The sequence of the worker's last applied commit; a newcomer counts on from there."""
     progress: float = 0.0
     """Share of the run's rows that have been used, for learning-rate schedules."""
+    residual: Vector | None = None
+    """To a worker that joins: what a codec has left out of the commits that were made in its place so far."""
     buffers: Vector | None = None
     integers: Vector | None = None
 

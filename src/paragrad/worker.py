@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from paragrad import kernels
+from paragrad.codecs.feedback import Coded
 from paragrad.data.plan import Plan
 from paragrad.data.source import Source, batch_at
 from paragrad.learners.learner import Learner
@@ -101,6 +102,8 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
     measured = Odometer(reply.value) if distances and scheme.answers == "center" and not scheme.aliased else None
     if scheme.apart and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
         yield Scatter()
+    if me.feedback is not None:
+        me.feedback.begin(reply.residual)
     leased, last, adopted = list(reply.batches), reply.last, reply.version
     window, used, pulls, ahead = Done(), list[int](), list[int](), 0
     while not reply.done or leased:
@@ -163,6 +166,8 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
             measured.look(reply.value, ahead=bool(used) and reply.applied)
         if reply.applied:
             me.commits += 1
+            if me.feedback is not None:
+                me.feedback.settle()
             if scheme.adopt(me, reply) is not False:
                 # Who pulled before the commit has seen the center as it was then, and what itself added to it.
                 seen = pulled.clock + 1 if pulled is not None else reply.version
@@ -214,8 +219,12 @@ def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incar
         length = value.numel()
         cut = slice(length * part // parts, length * (part + 1) // parts)
         value, further = value[cut], [vector[cut] for vector in further]
+    coded: Coded | None = None
+    if me.feedback is not None:
+        coded = me.feedback.encode(value, me.gradient[: value.numel()], me.local.numel() * part // parts)
+        value = coded.value
     me.sent = value
-    return Commit(
+    commit = Commit(
         worker=me.rank,
         incarnation=incarnation,
         sequence=sequence,
@@ -231,6 +240,9 @@ def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incar
         seconds=window.seconds,
         part=part,
     )
+    if coded is not None:
+        commit.coded, commit.coded_bytes, commit.residual = coded.tensors, coded.bytes, coded.residual
+    return commit
 
 
 def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, plan: Plan, request: Window) -> Done:

@@ -196,7 +196,7 @@ def test_a_run_that_was_stopped_with_windows_in_flight_goes_on(model, rows, tmp_
 
     first = train(model, rows, tmp_path / "run", stop, scheme=scheme, epochs=3)
     second = train(model, rows, tmp_path / "run", scheme=scheme, epochs=3, run={"resume": True})
-    assert second.summary["commits"] > first.summary["commits"] == 11
+    assert second.summary["commits"] > first.summary["commits"] >= 11
     assert every_batch_once(tmp_path / "run", 3 * 50)
     assert pg.replay(tmp_path / "run", model, rows).equal
 

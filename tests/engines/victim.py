@@ -27,6 +27,7 @@ EXCHANGE = (
     "replica.py",
     "kernels.py",
     f"schemes{os.sep}",
+    f"codecs{os.sep}",
     f"engines{os.sep}localworker.py",
     f"engines{os.sep}slot.py",
 )

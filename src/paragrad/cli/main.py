@@ -11,6 +11,7 @@ from paragrad import __version__
 from paragrad.cli import (
     analyse,
     clusters,
+    codecs,
     data,
     demo,
     doctor,
@@ -77,6 +78,7 @@ app.command("plot")(plot.plot)
 app.command("schemes")(schemes.schemes)
 app.command("engines")(engines.engines)
 app.command("clusters")(clusters.clusters)
+app.command("codecs")(codecs.codecs)
 app.command("data")(data.data)
 app.command("transforms")(transforms.transforms)
 app.command("models")(models.models)

@@ -195,6 +195,14 @@ def train(
             rich_help_panel=HOW,
         ),
     ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUE,...",
+            help="Send commits in fewer bytes, as int8 or topk:share=0.01 (see: paragrad codecs). \\[default: as they are]",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -359,13 +367,14 @@ def carry_out(
             "which needs none: --model beale."
         )
 
-    from paragrad import cluster, engines, schemes
+    from paragrad import cluster, codecs, engines, schemes
     from paragrad.display import Display
     from paragrad.run import Run, Stop
 
     # The cheap checks come before the data is read.
     scheme = options.parse(settings["scheme"], "scheme", schemes)
     engine = options.parse(settings["engine"], "engine", engines)
+    codec = options.parse(settings["codec"], "codec", codecs) if settings.get("codec") is not None else None
     for key in OF_ENGINE:
         if settings.get(key) is not None:
             if not hasattr(engine, key):
@@ -400,6 +409,7 @@ def carry_out(
             optimizer=optimizer,
             scheme=scheme,
             engine=engine,
+            codec=codec,
             epochs=settings["epochs"],
             batch_size=settings["batch_size"],
             seed=settings["seed"],
@@ -433,4 +443,7 @@ def show(result: Result, console: Console) -> None:
         f"{summary['staleness']['mean']:.2f}",
     )
     console.print(made)
+    if summary.get("plain_over_sent") is not None:
+        sent = f"{summary['bytes_sent'] / 1e6:,.3g}"
+        console.print(f"Commits were sent in {sent} MB; plain they are {summary['plain_over_sent']:,.1f} times as much.")
     console.print(f"{STOPPED.get(result.stopped, result.stopped)} The run lies in {result.directory}", soft_wrap=True)

@@ -111,6 +111,8 @@ class Crew:
                 integers=learner.integers.numel(),
                 window=self._window,
                 by_reference=bool(self.center.homes),
+                coded=job.codec is not None,
+                residuals=job.codec is not None and by_reference,
             )
             for rank in range(engine.workers)
         ]

@@ -215,6 +215,7 @@ class Exchange:
         )
         self._untrained = Untrained(learner.buffers, learner.integers)
         self.me.by_reference = home is not None
+        self.me.feedback = job.feedback(learner.weights, slot.residuals or None)
         self._seen = self._where_to_pull() if answer is None and not scheme.aliased else None
         self._fresh = torch.empty_like(learner.weights) if scheme.fresh or scheme.fetch else None
         self._waiting_for = -1 - incarnation
@@ -314,6 +315,8 @@ class Posted(Exchange):
             integers=learner.integers.numel(),
             window=post.window,
             by_reference=home in post.layout,
+            coded=job.codec is not None,
+            residuals=job.codec is not None,
         )
         super().__init__(
             job,

@@ -15,7 +15,7 @@ from paragrad.engines.line import Ended, Line, Place, Replaced
 from paragrad.engines.localworker import Exchange, Post, Reader, drive, guarded, warm_learner
 from paragrad.engines.memory import FAST
 from paragrad.engines.processes import usable_cores
-from paragrad.engines.reception import head_of
+from paragrad.engines.reception import CODED, head_of
 from paragrad.engines.shared import Segment
 from paragrad.engines.slot import Slot
 from paragrad.errors import UsageError
@@ -124,6 +124,7 @@ class Away(Joined):
             integers=learner.integers.numel(),
             window=place.window,
             by_reference=False,
+            coded=job.codec is not None,
         )
         super().__init__(
             line,
@@ -159,10 +160,11 @@ class Away(Joined):
     def _vectors(self) -> Vectors:
         if self._commit is None:
             return {}
-        slot, size = self._slot, self._commit.value.numel()
-        vectors = {"value": slot.value[:size], **{f"also.{name}": vector[:size] for name, vector in slot.also.items()}}
+        slot, size, coded = self._slot, self._commit.value.numel(), self._commit.coded
+        vectors = {"value": slot.value[:size]} if coded is None else {CODED + name: tensor for name, tensor in coded.items()}
+        vectors |= {f"also.{name}": vector[:size] for name, vector in slot.also.items()}
         vectors |= {"buffers": slot.buffers, "integers": slot.integers}
-        return {name: vector for name, vector in vectors.items() if vector.numel()}
+        return {name: vector for name, vector in vectors.items() if vector.numel() or name.startswith(CODED)}
 
     def _room(self, back: dict[str, Any]) -> Vectors:
         """Where the answer goes; nowhere, if it is none."""
@@ -219,6 +221,7 @@ class Beside(Joined):
             integers=learner.integers.numel(),
             window=place.window,
             by_reference=False,
+            coded=job.codec is not None,
         )
         return slot, Reader(segment), segment.tensor(f"answer{place.rank}") if place.answers else None
 

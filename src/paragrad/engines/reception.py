@@ -15,16 +15,20 @@ from typing import Any
 import torch
 
 from paragrad.center import Center
+from paragrad.codecs.codec import Codec, size
 from paragrad.engines.localworker import Reader
 from paragrad.engines.memory import DTYPES, boot
 from paragrad.engines.shared import Segment
 from paragrad.engines.slot import MESSAGE, Op, Slot
+from paragrad.errors import UsageError
 from paragrad.job import Job
-from paragrad.transport.message import PROTOCOL, Malformed, Refused, Vectors
+from paragrad.transport.message import PROTOCOL, Malformed, Refused, Vectors, declared
 from paragrad.types import Commit, Reply
 
 HOLD = 20.0
 """Seconds that an exchange waits for its answer before the worker is told to ask again."""
+CODED = "coded."
+"""Before the names of the tensors that a codec makes of a value."""
 BEAT = 1.0
 """Seconds between two signs of life."""
 
@@ -282,6 +286,7 @@ class Exchanging:
         self._guest: Guest | None = None
         self._ticket = 0
         self._commit: Commit | None = None
+        self._coded: dict[str, torch.Tensor] = {}
 
     def begin(self, head: dict[str, Any]) -> Vectors:
         """Who it is, what is wanted, and where the vectors go."""
@@ -302,9 +307,12 @@ class Exchanging:
         if guest.shared:
             return {}
         vectors: dict[str, torch.Tensor] = {"value": self._commit.value}
+        if at._job.codec is not None:
+            self._coded = _rooms_for(head, at._job.codec, self._commit.value.numel())
+            vectors = {CODED + name: tensor for name, tensor in self._coded.items()}
         vectors |= {f"also.{name}": vector for name, vector in self._commit.also.items()}
         vectors |= {"buffers": slot.buffers, "integers": slot.integers}
-        return {name: vector for name, vector in vectors.items() if vector.numel()}
+        return {name: vector for name, vector in vectors.items() if vector.numel() or name.startswith(CODED)}
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
@@ -326,6 +334,8 @@ class Exchanging:
             return {"clock": at._reader.pull(room)}, {"value": room}
         slot = at._slots[rank]
         sequence = -1 - guest.incarnation if op == "begin" else _whole(head, "sequence", 0)
+        if self._coded:
+            self._decode()
         with at.lock:
             if guest.ticket != self._ticket or at.guests[rank] is not guest:
                 raise Refused("gone: a later exchange of the same worker has begun.")
@@ -352,6 +362,17 @@ class Exchanging:
             answers = at._center.answers
             reply = slot.get_reply(answers[rank] if answers else slot.value)
         return self._answer(reply)
+
+    def _decode(self) -> None:
+        """What has come coded, beside the slot: if it came before, the center may be reading what lies there."""
+        codec, commit = self._at._job.codec, self._commit
+        assert codec is not None
+        assert commit is not None
+        try:
+            commit.value = codec.decode(self._coded, torch.empty_like(commit.value))
+        except UsageError as error:
+            raise Malformed(str(error)) from None
+        commit.coded_bytes = size(self._coded)
 
     def _answer(self, reply: Reply) -> tuple[dict[str, Any], Vectors]:
         value, version = reply.value, reply.version
@@ -383,9 +404,23 @@ class Exchanging:
 # -- what a head may say --------------------------------------------------------------------------------------------
 
 
+def _rooms_for(head: dict[str, Any], codec: Codec, length: int) -> dict[str, torch.Tensor]:
+    """Room for a coded value, of the lengths that the head declares; no more than a vector of that length can become."""
+    said, rooms = declared(head), {}
+    for name, piece in codec.layout(length).items():
+        dtype, count = said.get(CODED + name, (None, 0))
+        if dtype is not piece.dtype or count > piece.length:
+            raise Malformed(
+                f"{CODED + name} is not what {codec.name} makes of {length:,} values: worker and center must have the same "
+                "codec and model."
+            )
+        rooms[name] = torch.empty(count, dtype=piece.dtype)
+    return rooms
+
+
 def _commit_of(head: dict[str, Any], guest: Guest, slot: Slot, job: Job, window: int) -> Commit:
     """A commit, all but its vectors, of which the places are named; raises where it cannot be one."""
-    whole = {name: _whole(head, name, 0) for name in ("sequence", "version", "steps", "rows", "part", "saw")}
+    whole: dict[str, Any] = {name: _whole(head, name, 0) for name in ("sequence", "version", "steps", "rows", "part", "saw")}
     if whole["sequence"] < 1:
         raise Malformed("A commit is numbered from 1.")
     if whole["part"] >= job.scheme.parts:
@@ -393,12 +428,12 @@ def _commit_of(head: dict[str, Any], guest: Guest, slot: Slot, job: Job, window:
     batches, pulls = (_wholes(head, name, most) for name, most in (("batches", window), ("pulls", slot.pulls.numel() - 1)))
     path = head.get("path")
     length, parts = slot.value.numel(), job.scheme.parts
-    size = length * (whole["part"] + 1) // parts - length * whole["part"] // parts
+    mine = length * (whole["part"] + 1) // parts - length * whole["part"] // parts
     return Commit(
         worker=guest.rank,
         incarnation=guest.incarnation,
-        value=slot.value[:size],
-        also={name: vector[:size] for name, vector in slot.also.items()},
+        value=slot.value[:mine],
+        also={name: vector[:mine] for name, vector in slot.also.items()},
         buffers=slot.buffers if slot.buffers.numel() else None,
         integers=slot.integers if slot.integers.numel() else None,
         batches=batches,

@@ -80,13 +80,15 @@ class _Stage:
         workers: int = start["workers"]
         job = replace(replay.job, plan=replace(replay.job.plan, epochs=start["epochs"]))
         self.job = job
+        # Workers over a network have memory of their own: what a codec leaves out is lost with them.
+        over_network = start["engine"].startswith("network")
         self.center = make_center(
             job,
             replay.learner,
             workers=workers,
             shards=start["shards"],
             allocate=private,
-            by_reference=not start["engine"].startswith("network"),
+            by_reference=not over_network,
         )
         self.center.applied, self.center.refused, self.center.repeated = self._applied, self._refused, self._repeated
         learner = replay.learner
@@ -100,6 +102,8 @@ class _Stage:
                 integers=learner.integers.numel(),
                 window=longest_window(job),
                 by_reference=bool(self.center.homes),
+                coded=job.codec is not None,
+                residuals=job.codec is not None and not over_network,
             )
             for rank in range(workers)
         ]

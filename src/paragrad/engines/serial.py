@@ -84,6 +84,7 @@ class Serial:
         untrained = Untrained(learner.buffers, learner.integers)
         actor = _Actor(learner, me, untrained, work(scheme, me, incarnation=incarnation), incarnation)
         actor.request = next(actor.loop)
+        me.feedback = self.job.feedback(me.local)
         return actor
 
     def run(self, commits: int | None = None) -> Center:

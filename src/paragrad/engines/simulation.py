@@ -89,6 +89,7 @@ class Simulation:
         if self.wire.free and job.by_reference(self.center):
             self.center.homes = [self.crowd.weights(rank) for rank in range(self.workers)]
         state = self.center.state
+        self._besides = sum(v.numel() * v.element_size() for v in (state.buffers, state.integers))
         self._size = sum(v.numel() * v.element_size() for v in (state.value, state.buffers, state.integers))
 
     def _allocate(self, name: str, length: int, dtype: torch.dtype) -> Vector:
@@ -195,6 +196,7 @@ class Simulation:
             out=weights if by_reference else crowd.out(rank),
         )
         me.by_reference = by_reference
+        me.feedback = self.job.feedback(weights)
         loop = work(scheme, me, incarnation=incarnation, distances=self.job.distances)
         untrained = Untrained(crowd.buffers(rank), crowd.integers(rank))
         life = Life(rank, incarnation, me, untrained, loop, waits_for=-1 - incarnation, waiting_since=self.now)
@@ -278,7 +280,9 @@ class Simulation:
         self._transmit(life, life.sent)
 
     def _bytes(self, commit: Commit) -> int:
-        """What a commit weighs: always the same, but for fragments that do not divide evenly."""
+        """What a commit weighs: always the same, but for fragments that do not divide evenly, and for what is coded."""
+        if commit.coded_bytes is not None:
+            return commit.coded_bytes + self._besides
         size = self._sizes.get(commit.part)
         if size is None:
             vectors = [commit.value, *commit.also.values()]

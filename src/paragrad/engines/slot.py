@@ -50,6 +50,11 @@ class Slot:
     reply_batches: torch.Tensor
     reply_buffers: Vector
     reply_integers: Vector
+    residuals: list[Vector]
+    """What a codec leaves out: two rows, of which a worker reads one and writes the other. None without a codec, nor where a
+    worker keeps them to itself."""
+    coding: torch.Tensor
+    """With a codec: which of the rows was written last, and the bytes of the coded commit."""
 
     @classmethod
     def make(
@@ -63,6 +68,8 @@ class Slot:
         integers: int,
         window: int,
         by_reference: bool,
+        coded: bool = False,
+        residuals: bool = False,
     ) -> Slot:
         """Allocate, or, with a segment's ``tensor`` for ``allocate``, open, the slot of a worker."""
 
@@ -84,6 +91,8 @@ class Slot:
             reply_batches=tensor("reply_batches", window, torch.int64),
             reply_buffers=tensor("reply_buffers", buffers, like.dtype),
             reply_integers=tensor("reply_integers", integers, torch.int64),
+            residuals=[tensor(f"residual{row}", length, like.dtype) for row in (0, 1)] if residuals else [],
+            coding=tensor("coding", 2 if coded else 0, torch.int64),
         )
 
     # -- the worker's side ----------------------------------------------------------------------------------
@@ -111,6 +120,9 @@ class Slot:
         if self.path.numel():
             path = commit.path
             self.path.copy_(torch.tensor(math.nan if path is None else path, dtype=torch.float64).view(-1))
+        if self.coding.numel():
+            row = self._row(commit.residual) if self.residuals else None
+            self.coding.copy_(torch.tensor([row or 0, commit.coded_bytes or 0]))
 
     def answered(self, sequence: int) -> bool:
         """Whether the answer to that commit (or, below 0, to joining) is there."""
@@ -133,6 +145,7 @@ class Slot:
             progress=float(self.floats[R_PROGRESS]),
             buffers=self.reply_buffers,
             integers=self.reply_integers,
+            residual=self.residuals[int(self.coding[0])] if self.residuals else None,
         )
 
     # -- the center's side ----------------------------------------------------------------------------------
@@ -168,6 +181,8 @@ class Slot:
             saw=saw,
             distance=distance,
             path=(tuple(path[:half]), tuple(path[half:])) if path and not math.isnan(path[0]) else None,
+            coded_bytes=int(self.coding[1]) if self.coding.numel() else None,
+            residual=self.residuals[int(self.coding[0])] if self.residuals else None,
         )
 
     def put_reply(self, reply: Reply) -> None:
@@ -178,8 +193,23 @@ class Slot:
             self.reply_buffers.copy_(reply.buffers)
         if reply.integers is not None and reply.integers.numel():
             self.reply_integers.copy_(reply.integers)
+        if self.residuals and reply.sequence < 0:
+            self._put_residual(reply.residual)
         self.floats[R_PROGRESS] = reply.progress
         self.numbers[R_VERSION : R_COUNT + 1] = torch.tensor(
             [reply.version, reply.steps, int(reply.applied), int(reply.placed), int(reply.done), reply.last, count]
         )
         self.numbers[ANSWERED] = reply.sequence
+
+    def _put_residual(self, residual: Vector | None) -> None:
+        """Where a newcomer finds what its predecessors' commits have left out: as a rule in the row that it lies in already."""
+        row = self._row(residual)
+        if row is None:
+            row = 0
+            self.residuals[0].copy_(torch.zeros(()) if residual is None else residual)
+        self.coding[0] = row
+
+    def _row(self, residual: Vector | None) -> int | None:
+        if residual is None:
+            return None
+        return next((row for row in (0, 1) if residual.data_ptr() == self.residuals[row].data_ptr()), None)

@@ -125,7 +125,8 @@ class Vector:
             raise UsageError(f"mode='together', but workers cannot be computed together: {reason}. Leave mode at 'auto'.")
         vector = learner.weights.numel() * learner.weights.element_size()
         # Weights, what is sent and what was answered; then what the scheme keeps, and the optimiser.
-        kept = 3 + len(job.scheme.worker_slots) + (batchable.slots_of(learner) if isinstance(learner, Batchable) else 0)
+        kept = 3 + len(job.scheme.worker_slots) + 2 * (job.codec is not None)
+        kept += batchable.slots_of(learner) if isinstance(learner, Batchable) else 0
         static = vector * kept * self.workers
         one = vector * (kept + 1)
         if reason is None:

@@ -1,0 +1,56 @@
+"""FP16 and BF16: every element in two bytes instead of four."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from paragrad.codecs.codec import Codec, Piece, pieces
+from paragrad.types import Vector
+
+
+@dataclass(frozen=True)
+class _Half(Codec):
+    dtype: ClassVar[torch.dtype]
+
+    def layout(self, length: int) -> dict[str, Piece]:
+        return {"values": Piece(self.dtype, length)}
+
+    def pack(self, vector: Vector) -> dict[str, torch.Tensor]:
+        largest = torch.finfo(self.dtype).max
+        values = torch.empty(vector.numel(), dtype=self.dtype, device=vector.device)
+        for here in pieces(vector):
+            values[here] = vector[here].clamp(-largest, largest)
+        return {"values": values}
+
+    def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
+        out.copy_(coded["values"])
+
+
+@dataclass(frozen=True)
+class FP16(_Half):
+    """v as a float of 16 bits, 11 of them digits.
+
+    Half of the bytes. What is beyond ±65504, or below 6e-8, is cut off there and comes with the next commits.
+
+    Choose it first: what it loses is hardly ever seen.
+    Not where bytes are what a run waits for: int8 has half as many, topk a twenty-fifth.
+    """
+
+    dtype = torch.float16
+
+
+@dataclass(frozen=True)
+class BF16(_Half):
+    """v as a float of 16 bits, 8 of them digits: the range of float32.
+
+    Half of the bytes, as FP16: three binary digits less, but no value is too large or too small for it.
+
+    Choose it instead of fp16 where gradients are very large or very small.
+    Not where digits matter more than range: that is fp16.
+    """
+
+    dtype = torch.bfloat16
