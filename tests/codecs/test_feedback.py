@@ -122,6 +122,8 @@ class Patient(pg.Downpour):
 SCHEMES = [
     Patient(),
     pg.AGN(window=2),
+    pg.AGN(window=2, overlap=1),
+    pg.SyncSGD(overlap=1),
     pg.Downpour(window=1),
     pg.SyncSGD(),
     pg.BackupWorkers(),

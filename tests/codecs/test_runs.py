@@ -92,7 +92,7 @@ def test_a_model_learns_with_every_codec_as_without(codec, plain_loss, tmp_path)
 
 
 @pytest.mark.parametrize("codec", [pg.TopK(0.05), pg.Int8(), pg.OneBit(block=16)], ids=repr)
-@pytest.mark.parametrize("scheme", [pg.AGN(window=3), pg.SyncSGD(), pg.SoftSync()], ids=lambda s: s.name)
+@pytest.mark.parametrize("scheme", [pg.AGN(window=3), pg.AGN(window=3, overlap=1), pg.SyncSGD(), pg.SoftSync()], ids=repr)
 def test_a_replay_repeats_a_local_run_to_the_bit_residuals_included(codec, scheme, model, rows, tmp_path):
     options = {"optimizer": "adam", "scheme": scheme, "codec": codec, "epochs": 2}
     train(copy.deepcopy(model), rows, tmp_path / "run", engine=pg.Local(workers=2), **options)
