@@ -12,7 +12,7 @@ demo: .venv/.core
 env: .venv/.all
 
 test: .venv/.all lint
-	$(BIN)/pytest -m "not chaos"
+	$(BIN)/pytest -m "not chaos" -n 2
 
 lint: .venv/.all
 	$(BIN)/ruff check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,13 @@ from torch import nn
 
 import paragrad as pg
 from paragrad.record import batches_used, read
+
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes is a matter of what else the machine does.
+    settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("unhurried")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
