@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +59,7 @@ def join(
     patience: float = PATIENCE,
     say: Callable[[str], None] = print,
 ) -> str:
-    """Work for the center of a run until there is nothing left to do; returns why it ended.
+    """Work for the center of a run until there is nothing left to do; returns why it ended ("left": by Ctrl-C or SIGTERM).
 
     where       the run directory, if this machine sees it, or HOST:PORT
     model, data, holdout, loss, optimizer, scheme, codec    as they were given to ``pg.train``; None: what the center's
@@ -72,6 +74,7 @@ def join(
     torch.set_num_threads(threads or usable_cores())
     devices.check(device)
     try:
+        _leave_when_told()
         job = _job(line.about(), model, data, holdout, loss, optimizer, scheme, codec, allow_import)
         learner = warm_learner(job, device)
         same = same_as(job, learner)
@@ -84,9 +87,18 @@ def join(
             raise
     except Ended as ended:
         return str(ended)
+    except KeyboardInterrupt:
+        line.leave(early=True)
+        return "left"
     finally:
         line.close()
     return "finished"
+
+
+def _leave_when_told() -> None:
+    """What ends jobs on a cluster is a wish to leave, as Ctrl-C is. Where a program has a mind of its own, it keeps it."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _place(where: str | Path, certificate: str | Path | None) -> Path | Endpoint:
@@ -102,7 +114,7 @@ def _place(where: str | Path, certificate: str | Path | None) -> Path | Endpoint
 
 def _is_directory(where: str | Path) -> bool:
     """Whether it is the name of a directory, which the center may yet have to make."""
-    return isinstance(where, Path) or "/" in where or Path(where).is_dir()
+    return isinstance(where, Path) or "/" in where or ":" not in where or Path(where).is_dir()
 
 
 def _token(token: str | None, file: str | Path | None, where: str | Path) -> str | None:

@@ -129,7 +129,8 @@ def _mend(path: Path) -> None:
 
 
 def effective(events: Iterable[Event]) -> list[Event]:
-    """The applied commits that the final center is made of: those after a checkpoint that a run went back to are left out."""
+    """The applied commits that the final center is made of: those after a checkpoint that a run went back to are left out, as
+    is one that a center was killed over when the record had it and its memory not yet."""
     commits: list[Event] = []
     for event in events:
         if event.kind in ("resume", "restart"):

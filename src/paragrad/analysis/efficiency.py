@@ -17,7 +17,7 @@ def accuracy(events: Iterable[Event], *, name: str = "the run") -> Curve:
     """Accuracy on the validation rows against time, those looks left out that a resumed run went back behind."""
     looks: list[Event] = []
     for event in events:
-        if event.kind == "resume":
+        if event.kind in ("resume", "restart"):
             looks = [look for look in looks if look.data["clock"] <= event.data["clock"]]
         elif event.kind == "validation" and event.data.get("accuracy") is not None:
             looks.append(event)

@@ -11,6 +11,7 @@ ENDED = {
     "finished": "All rows are used: the run is done.",
     "interrupted": "The run was stopped at its center.",
     "failed": "The run ended with an error at its center.",
+    "left": "This worker has left; the others go on without it.",
 }
 
 

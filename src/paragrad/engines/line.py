@@ -103,19 +103,31 @@ class Line:
             self._staying.start()
         return place
 
-    def leave(self, failure: str | None = None) -> None:
-        """All is done, or went wrong, for the reason given: the place is free."""
-        if self.place is not None:
+    def leave(self, failure: str | None = None, *, early: bool = False) -> None:
+        """All is done, or went wrong, for the reason given; or ``early``, with rows left for others: the place is free."""
+        client = self._client
+        if self.place is not None and client is not None:
             with contextlib.suppress(TransportError, Refused):
-                said = {} if failure is None else {"failure": failure[-100_000:]}
-                self._the_client().ask("leave", {"protocol": PROTOCOL, **self._me(), **said}, timeout=5.0)
+                said: dict[str, Any] = {"early": True} if early else {}
+                said |= {} if failure is None else {"failure": failure[-100_000:]}
+                client.ask("leave", {"protocol": PROTOCOL, **self._me(), **said}, timeout=5.0)
         self._closing.set()
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, whatever is under way."""
         self._closing.set()
-        if self._client is not None:
-            self._client.close()
+        client = self._client
+        if client is not None:
+            client.close()
+
+    def unshare(self) -> Place:
+        """The center's memory is out of reach from here: the same place, but all goes over the line."""
+        with self._lock:
+            self._shared = False
+            place = self._try_join(back=True)
+            if place is None:
+                raise Replaced
+            return place
 
     # -- exchanges ------------------------------------------------------------------------------------------
 
@@ -134,14 +146,10 @@ class Line:
                 self._look()
                 timeout = DEADLINE + 2 * size / 1e6
                 back = self._the_client().exchange({**asked, **self._me()}, sent, into, timeout=timeout)
-            except TransportError as error:
-                self._again(error)
-                asked = head()
-                continue
-            except Refused as error:
-                if not str(error).startswith("gone"):
+            except (TransportError, Refused) as error:
+                if isinstance(error, Refused) and not str(error).startswith("gone"):
                     raise
-                self._again(error)
+                self._again()
                 asked = head()
                 continue
             if "stop" in back:
@@ -157,14 +165,10 @@ class Line:
         if self._lost:
             raise Replaced
 
-    def _again(self, error: Exception) -> None:
+    def _again(self) -> None:
         """The line broke, or the center was started again: find it, and the place there that was ours."""
         with self._lock:
-            before = self.place
-            assert before is not None
-            place = self._join(why=str(error))
-            if (place.rank, place.incarnation) != (before.rank, before.incarnation):
-                raise Replaced
+            self._join(back=True)
 
     # -- presence -------------------------------------------------------------------------------------------
 
@@ -172,19 +176,18 @@ class Line:
         """Say every second that the worker is there, also while it computes; come back where the line breaks."""
         while not self._closing.is_set() and self._over is None:
             place = self.place
+            if place is None or self._lost:  # until there is another place
+                if self._closing.wait(0.1):
+                    return
+                continue
             try:
-                assert place is not None
-                self._the_client().stay(self._me(), self._beat, self._heard)
+                self._the_client().stay(_who(place), self._beat, self._heard)
             except (TransportError, Refused):
                 if self._closing.wait(0.2 + 0.3 * random.random()):
                     return
                 with contextlib.suppress(TransportError, Refused, Ended, UsageError), self._lock:
-                    if self.place is place and not self._lost and place is not None:
-                        found = self._try_join()
-                        if found is None or (found.rank, found.incarnation) != (place.rank, place.incarnation):
-                            self._lost = True
-            if self._lost and self._closing.wait(0.5):
-                return
+                    if self.place is place and not self._lost and self._try_join(back=True) is None:
+                        self._lost = True
 
     def _beat(self) -> dict[str, Any] | None:
         place = self.place
@@ -201,18 +204,26 @@ class Line:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _join(self, why: str | None = None) -> Place:
+    def _join(self, *, back: bool = False) -> Place:
+        """Take a place, whatever time it takes; ``back``: that which was ours, or none."""
         until, said, pause = time.monotonic() + self._patience, False, 0.1
         while True:
+            if self._closing.is_set():
+                raise Ended("closed")
             try:
-                place = self._try_join()
+                place = self._try_join(back=back)
+                if place is None and back:
+                    raise Replaced
                 if place is not None:
                     if said:
                         self._say(f"Worker {place.rank} is connected.")
                     return place
                 until = time.monotonic() + self._patience  # the center is there, only its places are taken
                 message = "All places are taken; this worker waits for one."
-            except TransportError as error:
+            except (TransportError, Refused) as error:
+                # Where the center was, another may listen by now; who had a place waits for its own.
+                if isinstance(error, Refused) and not back:
+                    raise
                 message = f"{error} This worker waits for it."
                 if time.monotonic() > until:
                     raise TransportError(f"{error} It was waited for {self._patience:.0f} seconds.") from None
@@ -221,10 +232,10 @@ class Line:
                 self._say(message)
             if self._closing.wait(pause * (1 + random.random())):
                 raise Ended("closed")
-            pause = min(2.0, 2 * pause)
+            pause = min(1.0, 2 * pause)
             self._hang_up()
 
-    def _try_join(self) -> Place | None:
+    def _try_join(self, *, back: bool = False) -> Place | None:
         before = self.place
         head = {
             "protocol": PROTOCOL,
@@ -236,12 +247,13 @@ class Line:
             "shared": self._shared,
             "rank": self._rank,
             "was": None if before is None else [before.rank, before.incarnation],
+            "back": back,
             **self._same,
         }
         told = self._ask_once("join", head)
         if "stop" in told:
             raise Ended(told["stop"])
-        if "full" in told:
+        if "full" in told or "gone" in told:
             return None
         layout = told.pop("layout", None)
         if layout is not None:
@@ -270,7 +282,7 @@ class Line:
     def _me(self) -> dict[str, Any]:
         place = self.place
         assert place is not None
-        return {"rank": place.rank, "incarnation": place.incarnation, "life": place.life}
+        return _who(place)
 
     def _the_client(self) -> Client:
         from paragrad.transport.flight import Client
@@ -302,6 +314,10 @@ class Line:
                 client, self._client = self._client, None
                 with contextlib.suppress(Exception):
                     client.close()
+
+
+def _who(place: Place) -> dict[str, Any]:
+    return {"rank": place.rank, "incarnation": place.incarnation, "life": place.life}
 
 
 def _waits_for(asked: Mapping[str, Any], place: Place | None) -> int:

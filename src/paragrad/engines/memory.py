@@ -36,8 +36,9 @@ class Memory:
 
     def __init__(self, directory: Path, *, size: int, workers: int, window: int) -> None:
         self._sidecar = directory / SIDECAR
-        self._earlier = _files(self._sidecar)
+        self._earlier = [Path(name) for name in _told(self._sidecar).get("files", ())]
         self.path = _place(directory, size) / f"paragrad-{secrets.token_hex(8)}.center"
+        self._write({**_told(self._sidecar), "files": [str(path) for path in (*self._earlier, self.path)]})
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.segment = Segment(fd, {})
         room = PAGE + 64 * workers * window
@@ -45,7 +46,8 @@ class Memory:
         self._kept = self.segment.allocate("kept", 1, torch.int64).numpy()
         self._flips = -1
         self._laid_out = 0
-        self._changed: list[set[int]] = [set(), set()]
+        self._changed = [set(range(workers)), set(range(workers))]
+        """Workers whose last answer is not yet in the one, or the other, copy."""
 
     @property
     def flips(self) -> int:
@@ -86,16 +88,21 @@ class Memory:
     def _publish(self) -> None:
         """Write down where the file is, and what lies where in it."""
         layout = {name: [offset, length, str(dtype)] for name, (offset, length, dtype) in self.segment.layout.items()}
+        files = [str(path) for path in (*self._earlier, self.path)]
+        self._write({"file": str(self.path), "files": files, "boot": boot(), "layout": layout})
+        self._laid_out = len(layout)
+
+    def _write(self, told: dict[str, Any]) -> None:
+        """Whole or not at all. ``files``: all that may be there, also of a center that was killed before it had begun."""
         aside = self._sidecar.with_suffix(".tmp")
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump({"file": str(self.path), "boot": boot(), "layout": layout}, file)
+            json.dump(told, file)
         aside.rename(self._sidecar)
-        self._laid_out = len(layout)
 
     def discard(self) -> None:
         """The run is over, or a checkpoint holds it."""
-        for path in (self.path, self._sidecar):
+        for path in (*self._earlier, self.path, self._sidecar):
             path.unlink(missing_ok=True)
 
     def _keep_optimizer(self, center: Center, side: int) -> dict[str, list[int]]:
@@ -114,13 +121,12 @@ class Memory:
 
 def left_in(directory: Path) -> Checkpoint | None:
     """What a center that was killed has left in a run directory, if it did so on this machine since it was started."""
-    sidecar = directory / SIDECAR
+    told = _told(directory / SIDECAR)
+    if "file" not in told or told["boot"] != boot():
+        return None
     try:
-        told = json.loads(sidecar.read_text(encoding="utf-8"))
-        if told["boot"] != boot():
-            return None
         fd = os.open(told["file"], os.O_RDWR | os.O_CLOEXEC)
-    except (OSError, ValueError, KeyError):
+    except OSError:
         return None
     layout = {name: (offset, length, DTYPES[dtype]) for name, (offset, length, dtype) in told["layout"].items()}
     segment = Segment(fd, layout)
@@ -169,8 +175,9 @@ def _place(directory: Path, size: int) -> Path:
     return directory.resolve()
 
 
-def _files(sidecar: Path) -> list[Path]:
+def _told(sidecar: Path) -> dict[str, Any]:
     try:
-        return [Path(json.loads(sidecar.read_text(encoding="utf-8"))["file"])]
-    except (OSError, ValueError, KeyError):
-        return []
+        told: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return told

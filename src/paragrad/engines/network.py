@@ -79,6 +79,8 @@ class Network:
             raise UsageError("certificate and key belong together: give both, or neither.")
         if self.token is not None and len(self.token) < 16:
             raise UsageError(f"The token has {len(self.token)} characters, but at least 16 are needed.")
+        if self.tls not in ("auto", "on", "off"):
+            raise UsageError(f"tls={self.tls!r}, but it is auto, on or off.")
         if self.on_failure not in ("raise", "replace"):
             raise UsageError(f"on_failure={self.on_failure!r}, but a failure can 'raise' or 'replace'.")
         if self.replace_after <= 0:
@@ -163,6 +165,8 @@ class _Crew(Crew):
         self._members: dict[int, Child] = {}
         """Workers that this process has started, by their place."""
         self._deaths: dict[int, int] = {}
+        self._absent: dict[int, float] = {}
+        """Since when others wait for a worker that is not there, nor anybody in its place."""
         self._told_of_waiting = False
         self._opened_at = time.monotonic()
         token = engine.token or endpoint.make_token(directory)
@@ -239,7 +243,7 @@ class _Crew(Crew):
             self._begun = True
             session.go()
         else:
-            while sum(guest.ready for guest in self._guests()) < least and session.stopped is None:
+            while sum(guest.here for guest in self._guests()) < least and session.stopped is None:
                 self._turn()
             if session.stopped is None:
                 self._begin()
@@ -256,7 +260,7 @@ class _Crew(Crew):
         self._begun = True
         self.session.go()
         replies: list[Reply] = []
-        here = {guest.rank: guest for guest in self._guests() if guest.ready}
+        here = {guest.rank: guest for guest in self._guests() if guest.here}
         for rank in range(self.engine.workers):
             if rank not in here:
                 replies += self.center.leave(rank)
@@ -267,7 +271,7 @@ class _Crew(Crew):
     def _is_over(self) -> bool:
         if self.center.leases.used < self.center.leases.total:
             return False
-        return all(guest.finished or guest.lost_at is not None or not guest.ready for guest in self._guests())
+        return not any(guest.here for guest in self._guests())
 
     def _guests(self) -> list[Guest]:
         return [guest for guest in self.reception.guests if guest is not None]
@@ -277,13 +281,14 @@ class _Crew(Crew):
     def _expect(self, known: dict[str, list[Any]]) -> None:
         """Those who were here when the center was killed: they have a while to come back."""
         now = time.monotonic()
-        for rank, (incarnation, key, finished) in known.items():
-            guest = Guest(int(rank), incarnation, key, lost_at=None if finished else now, ready=True, finished=finished)
+        for rank, (incarnation, key, finished, given_up) in known.items():
+            guest = Guest(int(rank), incarnation, key, ready=True, finished=finished, given_up=given_up)
+            guest.lost_at = None if finished else now
             self.reception.guests[int(rank)] = guest
             self.reception.incarnations[int(rank)] = incarnation
 
     def _keep(self) -> None:
-        guests = {str(guest.rank): [guest.incarnation, guest.key, guest.finished] for guest in self._guests() if guest.ready}
+        guests = {str(g.rank): [g.incarnation, g.key, g.finished, g.given_up] for g in self._guests() if g.ready}
         numbers = {**self.session.memory(), "guests": guests}
         self._memory.keep(self.center, numbers, self.center.flips, self._answered)
         self._answered.clear()
@@ -291,6 +296,7 @@ class _Crew(Crew):
     def _keep_first(self) -> None:
         """Two updates in one turn: the first is kept before the second is written over what came before it."""
         if self._memory.flips != self.center.flips:
+            self._answered |= set(range(self.engine.workers))  # any of them, by the first: their replies are yet to come
             self._keep()
 
     def _deliver(self, replies: list[Reply]) -> None:
@@ -306,9 +312,9 @@ class _Crew(Crew):
     def _on_ready(self, rank: int, incarnation: int) -> None:
         with self.reception.lock:
             guest = self.reception.guests[rank]
-            if guest is None or guest.incarnation != incarnation:
+            if guest is None or guest.incarnation != incarnation or guest.given_up:
                 return
-            guest.ready, guest.lost_at, guest.given_up = True, None, False
+            guest.ready = True
         if self._begun:
             self._deliver(self.center.join(rank, incarnation))
 
@@ -354,7 +360,9 @@ class _Crew(Crew):
             failures, reception.failures = reception.failures, []
             for guest in self._guests():
                 if not guest.finished and guest.lost_at is None and now - guest.seen > after:
-                    guest.lost_at = now - after / 2
+                    guest.lost_at, guest.silent = now - after / 2, True
+                    told = {"rank": guest.rank, "incarnation": guest.incarnation}
+                    news.append(("away", {**told, "reason": f"nothing was heard of it for {after:g} seconds"}))
             lost = [g for g in self._guests() if g.lost_at is not None and not g.given_up and now - g.lost_at > after]
         for kind, data in news:
             self._tell(kind, data)
@@ -362,6 +370,11 @@ class _Crew(Crew):
             self._on_failure(guest, text)
         for guest in lost:
             self._give_up(guest)
+        for rank, held_up in [(r, g) for r, g in enumerate(reception.guests) if self._begun and r in self.center.live]:
+            if held_up is not None and (held_up.here or held_up.finished):
+                self._absent.pop(rank, None)
+            elif now - self._absent.setdefault(rank, now) > after:
+                self._part_with(rank)
         if not self._begun and not self._told_of_waiting and now - self._opened_at > 2.0:
             self._told_of_waiting = True
             joined = sum(guest.ready for guest in self._guests())
@@ -370,7 +383,7 @@ class _Crew(Crew):
     def _tell(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "away":
             if data["rank"] not in self._members:  # of a child of ours more will be known
-                self.session.emit("lost", **data, pid=None, reason="its connection ended")
+                self.session.emit("lost", **data, pid=None)
         elif kind == "turned_away":
             self.session.emit("warning", message=f"Turned away {data['peer'] or 'a client'}: {data['why']} ({data['count']}x)")
         else:
@@ -383,8 +396,13 @@ class _Crew(Crew):
             guest.given_up = True
             guest.lost_at = guest.lost_at or time.monotonic()
         self.reception.announce(guest.rank)
-        if self._begun:
-            self._deliver(self.center.leave(guest.rank))
+        self._part_with(guest.rank)
+
+    def _part_with(self, rank: int) -> None:
+        """Nobody waits for this worker any longer."""
+        self._absent.pop(rank, None)
+        if self._begun and rank in self.center.live:
+            self._deliver(self.center.leave(rank))
 
     def _on_failure(self, guest: Guest, text: str) -> None:
         self.session.emit("lost", rank=guest.rank, pid=guest.pid, incarnation=guest.incarnation, reason=text)

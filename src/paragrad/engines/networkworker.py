@@ -64,15 +64,26 @@ def work_on(job: Job, learner: Learner, line: Line, same: dict[str, Any], *, sha
     with as many threads as its machine has for each worker that is on it."""
     while True:
         place = line.take_place(same)
-        with ThreadPoolExecutor(1, "paragrad-exchange") as aside:
-            try:
-                exchange = Beside(job, learner, line, place, aside) if place.file else Away(job, learner, line, place, aside)
-                exchange.shares_cores = shares_cores
-                drive(job, exchange, incarnation=place.incarnation)
-                line.leave()
-                return
-            except Replaced:
-                continue
+        aside = ThreadPoolExecutor(1, "paragrad-exchange")
+        try:
+            exchange = _exchange_of(job, learner, line, place, aside)
+            exchange.shares_cores = shares_cores
+            drive(job, exchange, incarnation=place.incarnation)
+            line.leave()
+            return
+        except Replaced:
+            continue
+        finally:
+            aside.shutdown(wait=False, cancel_futures=True)  # who is interrupted does not wait for an answer
+
+
+def _exchange_of(job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> Joined:
+    if place.file is not None:
+        try:
+            return Beside(job, learner, line, place, aside)
+        except FileNotFoundError:  # the same machine, but another container
+            place = line.unshare()
+    return Away(job, learner, line, place, aside)
 
 
 class Joined(Exchange):

@@ -31,6 +31,8 @@ CODED = "coded."
 """Before the names of the tensors that a codec makes of a value."""
 BEAT = 1.0
 """Seconds between two signs of life."""
+KINDS = 64
+"""Reasons for which somebody was turned away that are counted apart."""
 
 
 @dataclass
@@ -52,13 +54,29 @@ class Guest:
     ready: bool = False
     finished: bool = False
     lost_at: float | None = None
+    silent: bool = False
+    """It is taken for lost because nothing was heard of it."""
     given_up: bool = False
+    """It was lost for so long that its place is no longer its own."""
     told: bool = False
     """It knows that the run is over."""
+    said: int = 0
+    """The sequence of what it last brought (below 0: that it is there), which is answered before it may bring more."""
     ticket: int = 0
     """Counts its exchanges: only the latest counts, a thread that still reads an earlier one stops."""
     filling: threading.Lock = field(default_factory=threading.Lock)
     """Held while bytes are put into its slot."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it works, or could."""
+        return self.ready and not self.finished and self.lost_at is None
+
+    def take_ticket(self) -> int:
+        """From here on no earlier exchange puts bytes into its slot."""
+        with self.filling:
+            self.ticket += 1
+            return self.ticket
 
 
 class Reception:
@@ -126,33 +144,48 @@ class Reception:
         if name == "leave":
             with self.lock:
                 guest = self._guest(head)
-                failure = head.get("failure")
-                if failure is None:
-                    guest.finished = True
-                    self._say(guest, Op.LEFT)
-                else:
+                if self.stopping is not None:
+                    guest.told = True
+                elif head.get("early") is True:
+                    guest.lost_at = -math.inf  # it will not come back, so nobody waits for it
+                    self._wake()
+                elif (failure := head.get("failure")) is not None:
                     self.failures.append((guest, str(failure)))
                     guest.lost_at = guest.lost_at or time.monotonic()
-                    os.write(self._waker, b"\0")
+                    self._wake()
+                else:
+                    guest.finished = True
+                    self._say(guest, Op.LEFT)
             return {}
         raise Malformed(f"{name[:40]!r} is no question that a center answers.")
 
     def _join(self, head: dict[str, Any], peer: str) -> dict[str, Any]:
         self._check_sameness(head)
-        key, was = str(head.get("key", "")), head.get("was")
+        key = head.get("key")
+        if not isinstance(key, str) or len(key) < 8:
+            raise Malformed("A worker that joins has no key of its own.")
         shared = self._shares is not None and head.get("boot") == boot() and head.get("uid") == os.getuid()
         shared = shared and head.get("shared") is True
         with self.lock:
             if self.stopping is not None:
                 return {"stop": self.stopping}
-            guest = self._same(was, key) or self._seated(key, head, peer)
-            if guest is None:
+            guest = self._same(head.get("was"), key)
+            if guest is None and head.get("back") is True:
+                return {"gone": True}
+            rank = self._free_place(key, head.get("rank")) if guest is None else guest.rank
+            if rank is None:
                 return {"full": len(self.guests)}
-            guest.seen, guest.lost_at = time.monotonic(), None if guest.ready else guest.lost_at
-            guest.where, guest.pid = str(head.get("host", "")) or peer, int(head.get("pid", 0))
+            guest = guest or self._seated(rank, key)
+            pid = head.get("pid")
+            guest.where, guest.pid = str(head.get("host", ""))[:200] or peer, pid if isinstance(pid, int) else 0
             guest.machine, guest.shared = str(head.get("boot", "")), shared
+            guest.seen, guest.lost_at, guest.silent = time.monotonic(), None, False
+            if guest.said == 0 and not guest.ready:
+                guest.said = -1 - guest.incarnation
+                told = {"rank": rank, "pid": guest.pid, "incarnation": guest.incarnation, "host": guest.where}
+                self.news.append(("worker", told))
             told = {
-                "rank": guest.rank,
+                "rank": rank,
                 "incarnation": guest.incarnation,
                 "life": self.life,
                 "workers": len(self.guests),
@@ -188,24 +221,28 @@ class Reception:
             return None
         return guest
 
-    def _seated(self, key: str, head: dict[str, Any], peer: str) -> Guest | None:
-        """A newcomer on a free place: one that nobody has had, or one whose worker is lost."""
+    def _free_place(self, key: str, wanted: Any) -> int | None:
+        """One that nobody has had, or else one whose worker is lost."""
         free = [rank for rank, guest in enumerate(self.guests) if guest is None]
-        free += [rank for rank, guest in enumerate(self.guests) if guest is not None and guest.lost_at is not None]
-        wanted = head.get("rank")
-        free = [rank for rank in free if (rank >= self._reserved if wanted is None else rank == wanted)]
-        if not free:
-            return None
-        rank = free[0]
+        free += [rank for rank, guest in enumerate(self.guests) if guest is not None and self._is_left(guest, key)]
+        return next((rank for rank in free if (rank >= self._reserved if wanted is None else rank == wanted)), None)
+
+    def _is_left(self, guest: Guest, key: str) -> bool:
+        """Whether a guest's place is another's to take."""
+        if guest.lost_at is None:
+            return False
+        if guest.key == key:
+            return True
+        # One that is stopped, or whose line broke, may be in the middle of writing to memory that is shared with it.
+        return not guest.shared or not (guest.stays or _maps(guest.pid, self._shares))
+
+    def _seated(self, rank: int, key: str) -> Guest:
+        """A newcomer on a place; what was still coming in from its predecessor is not wanted any more."""
         self.incarnations[rank] += 1
         before = self.guests[rank]
-        guest = Guest(rank, self.incarnations[rank], key)
         if before is not None:
-            guest.lost_at, guest.given_up = before.lost_at, before.given_up
-        self.guests[rank] = guest
-        self.news.append(
-            ("worker", {"rank": rank, "pid": head.get("pid"), "incarnation": guest.incarnation, "host": head.get("host", peer)})
-        )
+            before.take_ticket()
+        guest = self.guests[rank] = Guest(rank, self.incarnations[rank], key)
         return guest
 
     # -- exchanges ------------------------------------------------------------------------------------------
@@ -223,6 +260,8 @@ class Reception:
             while True:
                 with self.lock:
                     guest.seen = time.monotonic()
+                    if guest.silent and not guest.given_up:
+                        guest.silent, guest.lost_at = False, None
                     if self.guests[guest.rank] is not guest or guest.given_up:
                         answer: dict[str, Any] = {"gone": True}
                     elif self.stopping is not None:
@@ -235,7 +274,8 @@ class Reception:
                 guest.stays -= 1
                 if not guest.stays and not guest.finished and guest.lost_at is None and not guest.told:
                     guest.lost_at = time.monotonic()
-                    self.news.append(("away", {"rank": guest.rank, "incarnation": guest.incarnation}))
+                    told = {"rank": guest.rank, "incarnation": guest.incarnation}
+                    self.news.append(("away", {**told, "reason": "its connection ended"}))
 
     def _neighbours(self, guest: Guest) -> int:
         """Workers on the same machine: they share its cores."""
@@ -245,6 +285,7 @@ class Reception:
         """Somebody was turned away: once in a while is said, all are counted."""
         with self.lock:
             kind = why.split(":")[0].split(",")[0][:60]
+            kind = kind if kind in self.turned_away or len(self.turned_away) < KINDS else "other"
             self.turned_away[kind] = count = self.turned_away.get(kind, 0) + 1
             if count & (count - 1) == 0:
                 self.news.append(("turned_away", {"peer": peer, "why": why[:300], "count": count}))
@@ -275,7 +316,13 @@ class Reception:
         return guest
 
     def _say(self, guest: Guest, op: Op, sequence: int = 0) -> None:
+        """A message for the center; not once it stops, when the pipe's number may soon be another file's."""
+        assert self.stopping is None
         os.write(self._mouth, MESSAGE.pack(guest.rank, op, guest.incarnation, sequence))
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # who has that much to read is awake
+            os.write(self._waker, b"\0")
 
 
 class Exchanging:
@@ -294,9 +341,7 @@ class Exchanging:
         with at.lock:
             guest = self._guest = at._guest(head)
             guest.seen = time.monotonic()
-        with guest.filling:
-            guest.ticket += 1
-            self._ticket = guest.ticket
+            self._ticket = guest.take_ticket()
         op = head.get("op")
         if op not in ("begin", "commit", "again", "pull"):
             raise Malformed(f"{str(op)[:20]!r} is nothing that an exchange can be.")
@@ -304,6 +349,8 @@ class Exchanging:
             return {}
         slot = at._slots[guest.rank]
         self._commit = _commit_of(head, guest, slot, at._job, at._window)
+        if guest.said not in (0, self._commit.sequence) and not slot.answered(guest.said):
+            raise Malformed(f"Commit {self._commit.sequence}, while what came before it is not answered yet.")
         if guest.shared:
             return {}
         vectors: dict[str, torch.Tensor] = {"value": self._commit.value}
@@ -333,19 +380,18 @@ class Exchanging:
             room = self._room()
             return {"clock": at._reader.pull(room)}, {"value": room}
         slot = at._slots[rank]
-        sequence = -1 - guest.incarnation if op == "begin" else _whole(head, "sequence", 0)
+        joined = -1 - guest.incarnation
+        sequence = joined if op == "begin" else _whole(head, "sequence", joined)
         if self._coded:
             self._decode()
         with at.lock:
             if guest.ticket != self._ticket or at.guests[rank] is not guest:
                 raise Refused("gone: a later exchange of the same worker has begun.")
-            if op == "commit":
-                assert self._commit is not None
-                if not guest.shared:
+            if at.stopping is None and op != "again":
+                guest.said = sequence
+                if self._commit is not None and not guest.shared:
                     slot.put_commit(self._commit)
-                at._say(guest, Op.COMMIT, self._commit.sequence)
-            elif op == "begin":
-                at._say(guest, Op.READY)
+                at._say(guest, Op.READY if self._commit is None else Op.COMMIT, max(0, sequence))
             until = time.monotonic() + HOLD
             while not slot.answered(sequence):
                 if at.stopping is not None:
@@ -472,16 +518,29 @@ def _wholes(head: dict[str, Any], name: str, most: int) -> tuple[int, ...]:
 
 def _number(head: dict[str, Any], name: str) -> float:
     value = head.get(name, math.nan)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Malformed(f"{name} is {str(value)[:20]!r}, but it is a number.")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float):
+            return float(value)
+    except OverflowError:  # a whole number of many digits
+        pass
+    raise Malformed(f"{name} is {str(value)[:20]!r}, but it is a number.")
 
 
 def _path(given: Any, length: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     match given:
         case [list(first), list(last)] if len(first) == len(last) == length:
-            return tuple(map(float, first)), tuple(map(float, last))
+            first, last = ([_number({"path": value}, "path") for value in point] for point in (first, last))
+            return tuple(first), tuple(last)
     raise Malformed(f"A path is not two points of {length} numbers.")
+
+
+def _maps(pid: int, path: str | None) -> bool:
+    """Whether a process of this machine has the center's memory before it."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+            return path is not None and any(path in line for line in maps)
+    except OSError:
+        return False
 
 
 def _told(layout: Any) -> str:

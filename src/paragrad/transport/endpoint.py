@@ -38,13 +38,15 @@ class Endpoint:
         """The inverse; raises where there is none."""
         path = directory / FILE
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            split_address(str(found.address))
+            return found
         except FileNotFoundError:
             raise UsageError(
                 f"There is no {FILE} in {str(directory)!r}: no center runs there now. Start one with: paragrad serve RUN.toml "
                 f"--out {directory}"
             ) from None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, UsageError) as error:
             raise UsageError(f"{str(path)!r} does not say where a center is ({error}).") from None
 
 

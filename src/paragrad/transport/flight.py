@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes to stderr what is raised as well; read when it is loaded
+
 import pyarrow.flight as fl
 
+from paragrad.errors import UsageError
 from paragrad.transport.message import CHUNK, Malformed, Refused, TransportError, Vectors, declare, decode, encode, expect, raw
 
 SCHEMA = pa.schema([("bytes", pa.uint8())])
@@ -151,6 +156,8 @@ def _read(reader: Any, into: Vectors, filling: Callable[[], contextlib.AbstractC
                 raise Malformed(f"{name!r} ended after {start:,} of {room.nbytes:,} bytes.") from None
             if chunk is None:
                 continue
+            if chunk.schema != SCHEMA:
+                raise Malformed(f"A piece for {name!r} is no column of bytes.")
             piece = np.frombuffer(chunk.column(0).buffers()[1], dtype=np.uint8, count=chunk.num_rows)
             if piece.nbytes > min(CHUNK, room.nbytes - start):
                 raise Malformed(f"A piece of {piece.nbytes:,} bytes for {name!r}, which is longer than was declared.")
@@ -164,15 +171,20 @@ class Client:
 
     def __init__(self, address: str, token: str, certificate: bytes | None = None, *, hostname: str | None = None) -> None:
         self.address = address
+        if certificate is not None and b"BEGIN CERTIFICATE" not in certificate:
+            raise UsageError(f"What should be the certificate of the center at {address} is none: a PEM file is needed.")
+        self._encrypts = certificate is not None
         scheme = "grpc+tls" if certificate else "grpc"
         options = [("grpc.max_reconnect_backoff_ms", 1000), ("grpc.initial_reconnect_backoff_ms", 100)]
         own = {"tls_root_certs": certificate, "override_hostname": hostname or HOSTNAME} if certificate else {}
         self._client = fl.connect(f"{scheme}://{address}", generic_options=options, **own)
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
+        self._under_way: set[Any] = set()
+        self._closed = False
 
     def ask(self, name: str, head: Mapping[str, Any], *, timeout: float = 10.0) -> dict[str, Any]:
         """One question."""
-        with _understood(self.address):
+        with _understood(self.address, self._encrypts):
             results = self._client.do_action(fl.Action(name, encode(head)), self._options(timeout))
             return decode(next(iter(results)).body)
 
@@ -185,10 +197,10 @@ class Client:
         timeout: float,
     ) -> dict[str, Any]:
         """A head and vectors there; the head that comes back, its vectors where ``into`` wants them."""
-        with _understood(self.address):
+        with _understood(self.address, self._encrypts):
             command = encode({**head, "vectors": declare(vectors)})
             descriptor = fl.FlightDescriptor.for_command(command)
-            writer, reader = self._client.do_exchange(descriptor, self._options(timeout))
+            writer, reader = self._begin(descriptor, timeout)
             try:
                 try:
                     writer.begin(SCHEMA)
@@ -207,31 +219,44 @@ class Client:
                 with contextlib.suppress(OSError, pa.ArrowException):
                     writer.close()
                 raise
+            finally:
+                self._under_way.discard(reader)
             return back
 
     def stay(
         self, head: Mapping[str, Any], beat: Callable[[], dict[str, Any] | None], heard: Callable[[dict[str, Any]], None]
     ) -> None:
         """Say every beat, hear its answer; returns when ``beat`` gives None, raises when the connection breaks."""
-        with _understood(self.address):
-            writer, reader = self._client.do_exchange(
-                fl.FlightDescriptor.for_command(encode({**head, "stay": True})), self._options(None)
-            )
-            with writer:
-                while (said := beat()) is not None:
-                    writer.write_metadata(encode(said))
-                    heard(decode(reader.read_chunk().app_metadata))
+        with _understood(self.address, self._encrypts):
+            writer, reader = self._begin(fl.FlightDescriptor.for_command(encode({**head, "stay": True})), None)
+            try:
+                with writer:
+                    while (said := beat()) is not None:
+                        writer.write_metadata(encode(said))
+                        heard(decode(reader.read_chunk().app_metadata))
+            finally:
+                self._under_way.discard(reader)
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; what is under way in other threads ends, also where the other side has fallen silent."""
+        self._closed = True
+        for reader in tuple(self._under_way):
+            reader.cancel()
         self._client.close()
+
+    def _begin(self, descriptor: Any, timeout: float | None) -> tuple[Any, Any]:
+        writer, reader = self._client.do_exchange(descriptor, self._options(timeout))
+        self._under_way.add(reader)
+        if self._closed:
+            reader.cancel()
+        return writer, reader
 
     def _options(self, timeout: float | None) -> Any:
         return fl.FlightCallOptions(timeout=timeout, headers=self._headers)
 
 
 @contextlib.contextmanager
-def _understood(address: str) -> Iterator[None]:
+def _understood(address: str, encrypts: bool) -> Iterator[None]:
     """Flight's errors as ours: worth another attempt, or not."""
     try:
         yield
@@ -245,11 +270,23 @@ def _understood(address: str) -> Iterator[None]:
                 raise kind(words) from None
         raise TransportError(f"The exchange with {address} failed: {_first_line(text)}") from None
     except (fl.FlightError, pa.ArrowException, OSError, StopIteration) as error:
-        raise TransportError(f"The center at {address} cannot be reached: {_first_line(str(error))}") from None
+        text = str(error)
+        if "certificate verify failed" in text.lower():
+            raise Refused(
+                f"The center at {address} shows another certificate than the one that is trusted here: give --cert the file "
+                "center.pem of its run directory, or the certificate that it was started with."
+            ) from None
+        if "wrong version number" in text.lower():
+            raise Refused(
+                f"What listens at {address} does not encrypt, but a certificate was given: leave --cert away."
+            ) from None
+        hint = " If it encrypts, give its certificate: --cert FILE." if "Socket closed" in text and not encrypts else ""
+        raise TransportError(f"The center at {address} cannot be reached: {_first_line(text)}.{hint}") from None
 
 
 def _first_line(text: str) -> str:
-    return text.split("\n", 1)[0].split(". gRPC client debug context")[0][:200]
+    line = text.split("\n", 1)[0].split(". gRPC client debug context")[0]
+    return line.removeprefix("Flight returned unavailable error, with message: ")[:200].rstrip(".")
 
 
 def stop(server: Server, *, within: float = 5.0) -> None:

@@ -62,7 +62,7 @@ def decode(data: Any) -> dict[str, Any]:
         raise Malformed(f"A head of {raw.nbytes:,} bytes, but one has at most {HEAD:,}.")
     try:
         head = json.loads(bytes(raw))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Malformed(f"A head is not JSON: {error}.") from None
     if not isinstance(head, dict):
         raise Malformed("A head is not a JSON object.")
@@ -82,7 +82,9 @@ def declared(head: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, int]]:
         raise Malformed("The vectors of a message are no list.")
     for entry in entries:
         match entry:
-            case [str(name), str(dtype), int(length)] if dtype in DTYPES and length >= 0 and name not in found:
+            case [str(name), str(dtype), int(length)] if dtype in DTYPES and type(length) is int and name not in found:
+                if length < 0:
+                    raise Malformed(f"A vector {name[:40]!r} of {length} values is declared.")
                 found[name] = DTYPES[dtype], length
             case _:
                 raise Malformed(f"A vector is declared as {str(entry)[:80]!r}: a name, a type and a length are needed.")

@@ -1,0 +1,23 @@
+"""What the tests of the network share: memory of centers in a folder of its own, looked at afterwards."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paragrad.engines import memory
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process, and no memory of a center of this process, outlives its test."""
+    folder = tmp_path / "fast"
+    folder.mkdir()
+    monkeypatch.setattr(memory, "FAST", folder)
+    before = set(multiprocessing.active_children())
+    yield
+    assert not list(folder.iterdir()), "a center's memory was left behind"
+    assert not set(multiprocessing.active_children()) - before, "a process was left behind"
