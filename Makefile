@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml setup.py constraints.txt src/paragrad/kernels.c
 
-.PHONY: demo env test lint chaos bench clean
+.PHONY: demo env test lint chaos slurm bench clean
 
 demo: .venv/.core
 	$(BIN)/paragrad demo
@@ -21,6 +21,10 @@ lint: .venv/.all
 
 chaos: .venv/.all
 	$(BIN)/pytest -m chaos -s
+
+# The Slurm of one machine that chaos tries docs/slurm.md on: Debian's packages, as root. Its daemons are not started.
+slurm:
+	apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge
 
 bench: .venv/.all
 	$(PIP) -e '.[bench]' --no-build-isolation

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from paragrad.cli.main import app
@@ -61,6 +62,21 @@ def test_the_page_about_data_runs_from_top_to_bottom() -> None:
             continue
         for line in block.splitlines():
             type_in(line.removeprefix("$ "))
+
+
+def test_the_scripts_on_the_page_about_slurm_are_bash_and_say_nothing_that_paragrad_does_not_know() -> None:
+    page = (ROOT / "docs/slurm.md").read_text()  # tests/chaos/test_slurm.py submits them
+    scripts = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    assert len(scripts) == 6
+    for script in scripts:
+        assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    typed = re.findall(
+        r"paragrad (serve|join) ((?:--?[\w-]+|[\w./:$(]\S*| )*)", "".join(re.findall(r"```.*?```", page, re.DOTALL))
+    )
+    assert len(typed) >= 10
+    for name, words in typed:
+        commands[name].make_context(name, re.sub(r"\$SLURM_\w+", "2", words).split())
 
 
 @pytest.mark.parametrize("page", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda path: path.name)

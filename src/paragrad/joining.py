@@ -71,6 +71,7 @@ def join(
     patience    seconds to wait for a center that cannot be reached
     """
     line = Line(_place(where, certificate), _token(token, token_file, where), patience=patience, shared=shared, say=say)
+    threads = threads or _cores_of_a_task()
     torch.set_num_threads(threads or usable_cores())
     devices.check(device)
     try:
@@ -200,3 +201,9 @@ def _check_python(settings: Mapping[str, Any], *keys: str) -> None:
                 f"The center's {key} is {settings[key]!r}, made in Python, which no text can repeat: join from Python, with "
                 f"pg.join(..., {key}=...), or give the run's {key} by name."
             )
+
+
+def _cores_of_a_task() -> int | None:
+    """Cores that are this worker's alone, where Slurm says so; None: those of the machine are shared with its neighbours."""
+    said = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return min(int(said), usable_cores()) if said.isdigit() and int(said) else None

@@ -74,7 +74,7 @@ def plot(directory: str | Path, out: str | Path | None = None) -> Path:
 def title(events: Iterable[Event]) -> str:
     """The scheme, and by how many workers of which engine it was run."""
     start = _first(events, "start")
-    engine, fields = options.parse_fields(start.get("engine", ""))
+    engine, fields = options.split_fields(start.get("engine", ""))
     fields.pop("workers", None)
     more = ", " + ", ".join(f"{key}={value}" for key, value in fields.items()) if fields else ""
     count = start.get("workers", 0)

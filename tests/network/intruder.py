@@ -29,9 +29,7 @@ class Intruder:
         pem = None if self.endpoint.certificate is None else self.endpoint.certificate.encode()
         self.client = Client(self.endpoint.address, self.token, pem)
         line = Line(self.endpoint, self.token)
-        job = joining._job(
-            line.about(), task.model(), task.rows(), None, task.loss, task.optimizer, task.scheme, allow_import=()
-        )
+        job = joining._job(line.about(), task.model(), task.rows(), None, task.loss, task.optimizer, task.scheme, None, ())
         line.close()
         learner = warm_learner(job, "cpu")
         self.same = same_as(job, learner)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from paragrad.cli.signals import not_ended_by_usr1, sigterm_as_ctrl_c
 
 ENDED = {
     "finished": "All rows are used: the run is done.",
@@ -13,6 +17,9 @@ ENDED = {
     "failed": "The run ended with an error at its center.",
     "left": "This worker has left; the others go on without it.",
 }
+
+SETTLES = 2.0
+"""Seconds in which a center that stops says so to all, and is gone."""
 
 
 def join(
@@ -36,37 +43,50 @@ def join(
     ] = None,
     device: Annotated[str, typer.Option(help="Where the model is.")] = "cpu",
     threads: Annotated[
-        int | None, typer.Option(help="To compute with. \\[default: the cores, shared out among workers here]")
+        int | None,
+        typer.Option(help="To compute with. \\[default: SLURM_CPUS_PER_TASK, or the cores, shared out among workers here]"),
     ] = None,
     shared: Annotated[
         bool, typer.Option("--shared/--no-shared", help="Use the center's memory where it is on this machine.")
     ] = True,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="When the center is stopped before the end, wait for it to be started again.")
+    ] = False,
     patience: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a center that is gone.")] = 600.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Join a center as a worker; leave with Ctrl-C at any time, the others go on.
+    """Join a center as a worker; leave with Ctrl-C or SIGTERM at any time, the others go on.
 
     paragrad join runs/night
     """
-    from paragrad.joining import join as begin
 
     def say(message: str) -> None:
         if not quiet:
             typer.echo(message)
 
-    reason = begin(
-        where,
-        model,
-        (data[0] if len(data) == 1 else data) if data else None,
-        token_file=token_file,
-        certificate=cert,
-        allow_import=allow_import or (),
-        device=device,
-        threads=threads,
-        shared=shared,
-        patience=patience,
-        say=say,
-    )
+    try:
+        with not_ended_by_usr1(), sigterm_as_ctrl_c():
+            from paragrad.joining import join as begin
+
+            work = partial(
+                begin,
+                where,
+                model,
+                (data[0] if len(data) == 1 else data) if data else None,
+                token_file=token_file,
+                certificate=cert,
+                allow_import=allow_import or (),
+                device=device,
+                threads=threads,
+                shared=shared,
+                patience=patience,
+                say=say,
+            )
+            while (reason := work()) == "interrupted" and stay:
+                say("The run was stopped at its center; this worker stays.")
+                time.sleep(SETTLES)
+    except KeyboardInterrupt:
+        reason = "left"
     say(ENDED.get(reason, f"The run is over ({reason})."))
     if reason == "failed":
         raise typer.Exit(1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from paragrad import options
+from paragrad.cli.signals import not_ended_by_usr1
 from paragrad.errors import UsageError
 
 HOW = "Where workers come from"
@@ -70,6 +72,10 @@ def serve(
         raise UsageError("Nothing says what to train: give a RUN.toml, such as that of a run made with paragrad train.")
     given: dict[str, Any] = {} if out is None else {"out": out}
     settings, going_on = gather(config, resume, given)
+    if going_on and _is_done(Path(settings["out"]), settings["epochs"]):
+        if not quiet:
+            typer.echo(f"The run in {settings['out']} is done: all {settings['epochs']} epochs. To go on, raise epochs.")
+        return
     if options.split_fields(settings["engine"])[0] != "network":
         # A run.toml of another engine is served all the same: what is trained, and how, is what counts.
         kept = {key: value for key, value in settings.items() if key not in ("threads", "cluster")}
@@ -88,4 +94,19 @@ def serve(
     changed = {key: value for key, value in fields.items() if value is not None}
     if workers is not None:
         settings.pop("workers", None)
-    carry_out(settings, going_on, quiet=quiet, engine_fields=changed)
+    with not_ended_by_usr1():
+        carry_out(settings, going_on, quiet=quiet, engine_fields=changed)
+
+
+def _is_done(directory: Path, epochs: int) -> bool:
+    """Whether there is nothing left to do. If there is, the summary of an earlier end is set aside: by it workers that find no
+    center know that the run is done, and they may be started before their center listens."""
+    path = directory / "summary.json"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    if summary["stopped"] == "finished" and summary["epochs"] >= epochs:
+        return True
+    path.rename(directory / "summary-before.json")
+    return False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paragrad import options
+from paragrad.cli.signals import not_ended_by_usr1
 from paragrad.errors import UsageError
 
 if TYPE_CHECKING:
@@ -292,7 +293,8 @@ def train(
     if len(given.get("data", ())) == 1:
         given["data"] = given["data"][0]
     settings, going_on = gather(config, resume, given)
-    carry_out(settings, going_on, quiet=quiet)
+    with not_ended_by_usr1():
+        carry_out(settings, going_on, quiet=quiet)
 
 
 def gather(config: Path | None, resume: str | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool | str]:
@@ -343,7 +345,7 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
     """Settings that override others; an engine's own field overrides the short option for it below."""
     if "engine" in upper:
-        for key in options.parse_fields(upper["engine"])[1]:
+        for key in options.split_fields(upper["engine"])[1]:
             if key in upper:
                 raise UsageError(
                     f"{key} is given twice, in engine {upper['engine']!r} and as {key}={upper[key]}: leave one out."

@@ -24,6 +24,7 @@ from paragrad.learners.learner import Learner
 from paragrad.session import Session
 from paragrad.transport import endpoint
 from paragrad.transport.endpoint import Endpoint
+from paragrad.transport.message import TransportError
 from paragrad.types import Commit, Reply
 
 FAREWELL = 3.0
@@ -444,5 +445,5 @@ def _port_before(directory: Path) -> int:
     """The port of an earlier incarnation, so that workers who know no more than an address find it again."""
     try:
         return endpoint.split_address(Endpoint.read(directory).address)[1]
-    except UsageError:
+    except (UsageError, TransportError):
         return 0

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paragrad.errors import UsageError
+from paragrad.transport.message import TransportError
 
 FILE, TOKEN, CERTIFICATE, KEY = "endpoint.json", "token", "center.pem", "center.key"
 DAYS = 3650
@@ -35,18 +36,16 @@ class Endpoint:
 
     @classmethod
     def read(cls, directory: Path) -> Endpoint:
-        """The inverse; raises where there is none."""
+        """The inverse; raises where there is none, which is worth another attempt: on a file system of several machines a file
+        may be listed and gone, or replaced, at the same time."""
         path = directory / FILE
         try:
             found = cls(**json.loads(path.read_text(encoding="utf-8")))
             split_address(str(found.address))
             return found
-        except FileNotFoundError:
-            raise UsageError(
-                f"There is no {FILE} in {str(directory)!r}: no center runs there now. Start one with: paragrad serve RUN.toml "
-                f"--out {directory}"
-            ) from None
-        except (OSError, ValueError, TypeError, UsageError) as error:
+        except OSError as error:
+            raise TransportError(f"{str(path)!r} cannot be read now ({error.strerror}).") from None
+        except (ValueError, TypeError, UsageError) as error:
             raise UsageError(f"{str(path)!r} does not say where a center is ({error}).") from None
 
 
