@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,17 @@ def join(
     torch.set_num_threads(threads or usable_cores())
     devices.check(device)
     try:
-        _leave_when_told()
-        job = _job(line.about(), model, data, holdout, loss, optimizer, scheme, codec, allow_import)
-        learner = warm_learner(job, device)
-        same = same_as(job, learner)
-        try:
-            work_on(job, learner, line, same, shares_cores=threads is None)
-        except Ended:
-            raise
-        except Exception:
-            line.leave(traceback.format_exc())
-            raise
+        with _leaving_when_told():
+            job = _job(line.about(), model, data, holdout, loss, optimizer, scheme, codec, allow_import)
+            learner = warm_learner(job, device)
+            same = same_as(job, learner)
+            try:
+                work_on(job, learner, line, same, shares_cores=threads is None)
+            except Ended:
+                raise
+            except Exception:
+                line.leave(traceback.format_exc())
+                raise
     except Ended as ended:
         return str(ended)
     except KeyboardInterrupt:
@@ -96,10 +97,17 @@ def join(
     return "finished"
 
 
-def _leave_when_told() -> None:
+@contextlib.contextmanager
+def _leaving_when_told() -> Iterator[None]:
     """What ends jobs on a cluster is a wish to leave, as Ctrl-C is. Where a program has a mind of its own, it keeps it."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _place(where: str | Path, certificate: str | Path | None) -> Path | Endpoint:

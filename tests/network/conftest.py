@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,9 @@ from paragrad.engines import memory
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process, and no memory of a center of this process, outlives its test."""
-    folder = tmp_path / "fast"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("fast")
     monkeypatch.setattr(memory, "FAST", folder)
     before = set(multiprocessing.active_children())
     yield

@@ -99,7 +99,7 @@ def kill_workers(task: Task, folder: Path, *, kills: int, stops: int, seed: int)
         scene.serve()
         alive = [scene.join(shared=number % 2 == 0) for number in range(task.workers)]
         scene.until(lambda: len({rank for rank, *_ in scene.acknowledged()}) == task.workers)
-        stopped = []
+        stopped, spare = [], set[int]()
         for blow in blows:
             time.sleep(rng.uniform(0.1, 0.4))
             victim = alive.pop(rng.randrange(len(alive)))
@@ -108,6 +108,7 @@ def kill_workers(task: Task, folder: Path, *, kills: int, stops: int, seed: int)
             alive.append(scene.join(shared=rng.random() < 0.5))
             if blow == "stop":
                 stopped.append(victim)
+                spare.add(scene.workers.index(victim))
                 if len(stopped) > 1:  # no more of them at a time than there are places to spare
                     processes.kill(stopped.pop(0))
             notes = folder / f"notes-{number}"
@@ -122,17 +123,18 @@ def kill_workers(task: Task, folder: Path, *, kills: int, stops: int, seed: int)
                 worker.join()
         scene.workers = alive
         scene.wait()
-    return scene, {"replaced after": max(waited), "gap": longest_gap(scene)}
+    return scene, {"replaced after": max(waited), "gap": longest_gap(scene, spare)}
 
 
-def longest_gap(scene: Scene) -> float:
-    """The longest time between two answers that a worker had, in medians of its own, before the gate was opened."""
+def longest_gap(scene: Scene, spare: set[int]) -> float:
+    """The longest time between two answers that a worker had while the gate was shut, in medians of its own; those that were
+    stopped are ``spare``d."""
     ratios = []
-    for notes in sorted(scene.folder.glob("notes-*")):
-        times = [json.loads(line)[-1] for line in notes.read_text().splitlines() if line.endswith("]")]
-        gaps = [after - before for before, after in pairwise(times)]
-        median = statistics.median(gaps) if gaps else 0.0
-        steady = [gap for gap in gaps if gap > median / 2]  # those before
-        if len(steady) > 10:
-            ratios.append(max(steady) / median)
+    for number in range(len(list(scene.folder.glob("worker-*.log")))):
+        notes = scene.folder / f"notes-{number}"
+        if number not in spare and notes.exists():
+            times = [json.loads(line)[-1] for line in notes.read_text().splitlines() if line.endswith("]")]
+            gaps = [after - before for before, after in pairwise(times) if after < scene.opened_at]
+            if len(gaps) > 5:
+                ratios.append(max(gaps) / statistics.median(gaps))
     return max(ratios, default=math.nan)

@@ -48,6 +48,7 @@ class Task:
     """Steps take that long only while there is this file."""
     optimizer: str = "sgd:lr=1"
     engine: dict[str, Any] = field(default_factory=dict)
+    checkpoint_every: float | None = None
 
     def model(self) -> nn.Module:
         torch.manual_seed(1)
@@ -76,7 +77,7 @@ class Task:
             engine=engine,
             batch_size=BATCH,
             epochs=self.epochs,
-            run=pg.Run(out=out, checkpoint_every=None, validate_every=None, **run),
+            run=pg.Run(out=out, checkpoint_every=self.checkpoint_every, validate_every=None, **run),
         )
 
     def join(self, where: str | Path, **options: Any) -> str:
@@ -224,6 +225,7 @@ class Scene:
         self.center: BaseProcess | None = None
         self.workers: list[BaseProcess] = []
         self.kills = 0
+        self.opened_at = 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Scene:
@@ -267,6 +269,11 @@ class Scene:
         record = self.out / "record.jsonl"
         return record.read_bytes().count(b'"event":"commit"') if record.exists() else 0
 
+    def has(self, kind: str) -> bool:
+        """Whether the record has an event of that kind."""
+        record = self.out / "record.jsonl"
+        return record.exists() and f'"event":"{kind}"'.encode() in record.read_bytes()
+
     def until(self, condition: Any, seconds: float = 60.0) -> None:
         """Wait for something to become true."""
         end = time.monotonic() + seconds
@@ -281,6 +288,7 @@ class Scene:
     def open_gate(self) -> None:
         """All that was to happen has happened."""
         assert self.task.gate is not None
+        self.opened_at = time.monotonic()
         self.task.gate.unlink()
 
     def endpoint(self) -> Endpoint:

@@ -105,9 +105,10 @@ class Line:
 
     def leave(self, failure: str | None = None, *, early: bool = False) -> None:
         """All is done, or went wrong, for the reason given; or ``early``, with rows left for others: the place is free."""
-        client = self._client
-        if self.place is not None and client is not None:
-            with contextlib.suppress(TransportError, Refused):
+        with contextlib.suppress(TransportError, Refused, Ended, UsageError):
+            # Who is interrupted does not wait for a line that another thread is about to mend.
+            client = self._client if early else self._the_client()
+            if self.place is not None and client is not None:
                 said: dict[str, Any] = {"early": True} if early else {}
                 said |= {} if failure is None else {"failure": failure[-100_000:]}
                 client.ask("leave", {"protocol": PROTOCOL, **self._me(), **said}, timeout=5.0)
@@ -146,9 +147,9 @@ class Line:
                 self._look()
                 timeout = DEADLINE + 2 * size / 1e6
                 back = self._the_client().exchange({**asked, **self._me()}, sent, into, timeout=timeout)
-            except (TransportError, Refused) as error:
-                if isinstance(error, Refused) and not str(error).startswith("gone"):
-                    raise
+            except Malformed:
+                raise
+            except (TransportError, Refused):  # where it does not know us, it may be another center by now
                 self._again()
                 asked = head()
                 continue
@@ -182,7 +183,9 @@ class Line:
                 continue
             try:
                 self._the_client().stay(_who(place), self._beat, self._heard)
-            except (TransportError, Refused):
+            except Ended as ended:
+                self._over = str(ended)
+            except (TransportError, Refused, UsageError):
                 if self._closing.wait(0.2 + 0.3 * random.random()):
                     return
                 with contextlib.suppress(TransportError, Refused, Ended, UsageError), self._lock:
@@ -208,8 +211,8 @@ class Line:
         """Take a place, whatever time it takes; ``back``: that which was ours, or none."""
         until, said, pause = time.monotonic() + self._patience, False, 0.1
         while True:
-            if self._closing.is_set():
-                raise Ended("closed")
+            if self._closing.is_set() or self._over is not None:
+                raise Ended(self._over or "closed")
             try:
                 place = self._try_join(back=back)
                 if place is None and back:

@@ -13,7 +13,7 @@ from paragrad.checkpoint import Checkpoint
 from paragrad.data.generated import Generated
 from paragrad.engines import devices, memory, processes
 from paragrad.engines.children import Child
-from paragrad.engines.crew import Crew, longest_window, one_thread
+from paragrad.engines.crew import TICK, Crew, longest_window, one_thread
 from paragrad.engines.localworker import Way
 from paragrad.engines.memory import Memory
 from paragrad.engines.networkworker import same_as
@@ -169,7 +169,7 @@ class _Crew(Crew):
         self._absent: dict[int, float] = {}
         """Since when others wait for a worker that is not there, nor anybody in its place."""
         self._told_of_waiting = False
-        self._opened_at = time.monotonic()
+        self._opened_at = self._minded_at = time.monotonic()
         token = engine.token or endpoint.make_token(directory)
         pair = engine.certificate_pair(directory)
         self.reception = Reception(
@@ -359,7 +359,10 @@ class _Crew(Crew):
         with reception.lock:
             news, reception.news = reception.news, []
             failures, reception.failures = reception.failures, []
+            asleep, self._minded_at = now - self._minded_at > max(4 * TICK, after / 2), now
             for guest in self._guests():
+                if asleep:  # the center itself was stopped, and heard of nobody
+                    guest.seen = now
                 if not guest.finished and guest.lost_at is None and now - guest.seen > after:
                     guest.lost_at, guest.silent = now - after / 2, True
                     told = {"rank": guest.rank, "incarnation": guest.incarnation}

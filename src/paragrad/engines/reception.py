@@ -256,6 +256,7 @@ class Reception:
         with self.lock:
             guest = self._guest(head)
             guest.stays += 1
+        over = False
         try:
             while True:
                 with self.lock:
@@ -265,13 +266,14 @@ class Reception:
                     if self.guests[guest.rank] is not guest or guest.given_up:
                         answer: dict[str, Any] = {"gone": True}
                     elif self.stopping is not None:
-                        answer, guest.told = {"stop": self.stopping}, True
+                        answer, over = {"stop": self.stopping}, True
                     else:
                         answer = {"neighbours": self._neighbours(guest)}
                 yield answer
         finally:
             with self.lock:
                 guest.stays -= 1
+                guest.told = guest.told or over  # it has hung up since
                 if not guest.stays and not guest.finished and guest.lost_at is None and not guest.told:
                     guest.lost_at = time.monotonic()
                     told = {"rank": guest.rank, "incarnation": guest.incarnation}
@@ -306,12 +308,12 @@ class Reception:
     def _guest(self, head: dict[str, Any]) -> Guest:
         """Whose message it is; raises where that one has no place here."""
         rank, incarnation = head.get("rank"), head.get("incarnation")
-        guest = self.guests[rank] if isinstance(rank, int) and 0 <= rank < len(self.guests) else None
-        if guest is None:
+        if not isinstance(rank, int) or not 0 <= rank < len(self.guests):
             raise Malformed(f"Worker {str(rank)[:20]!r} is unknown: this run has workers 0 to {len(self.guests) - 1}.")
         if head.get("life") != self.life:
             raise Refused("gone: the center was started again, so join again.")
-        if guest.incarnation != incarnation or guest.given_up:
+        guest = self.guests[rank]
+        if guest is None or guest.incarnation != incarnation or guest.given_up:
             raise Refused("gone: the worker was given up, and its place is another's: join again.")
         return guest
 
@@ -395,7 +397,6 @@ class Exchanging:
             until = time.monotonic() + HOLD
             while not slot.answered(sequence):
                 if at.stopping is not None:
-                    guest.told = True
                     return {"stop": at.stopping}, {}
                 if guest.ticket != self._ticket or at.guests[rank] is not guest or guest.given_up:
                     raise Refused("gone: the worker was given up, or asks again elsewhere.")
