@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import runpy
 import shlex
@@ -18,7 +20,7 @@ from paragrad.cli.main import app
 ROOT = Path(__file__).parents[1]
 NAMES = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("first_run", "your_model", "vector", "runs", "streaming", "compression")),
+    *(f"docs/{name}.md" for name in ("first_run", "your_model", "vector", "runs", "streaming", "clusters", "compression")),
 ]
 PAGES = {name: (ROOT / name).read_text() for name in NAMES}
 BLOCKS = [(name, block) for name, page in PAGES.items() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
@@ -51,6 +53,25 @@ def test_the_commands_on_a_page_run_one_after_another(name: str, tmp_path: Path)
     assert len(typed) >= 2
     for line in typed:
         type_in(line)
+
+
+def test_a_cluster_is_made_by_hand_as_on_its_page(tmp_path: Path) -> None:
+    page = PAGES["docs/clusters.md"]
+    (tmp_path / "run.toml").write_text(re.findall(r"```toml\n# run.toml\n(.*?)```", page, re.DOTALL)[0])
+    (typed,) = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    script = "\n".join(line.removeprefix("$ ") for line in typed.splitlines())
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "runs/night/summary.json").read_text())["test_accuracy"] > 0.8
+    assert done.stdout.count("All rows are used: the run is done.") == 2
 
 
 def test_the_page_about_data_runs_from_top_to_bottom() -> None:
