@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -51,6 +51,25 @@ class _Pending:
     """What was said of the progress of the run, where it was answered before: the same is said again."""
 
 
+class Elsewhere(Protocol):
+    """What lies of the value, slots and answers in other processes, which change with it or not at all."""
+
+    def prepare(self, commits: list[Commit]) -> Callable[[bool], bool]:
+        """Begin to write the next state there; the answer, told whether it is finite here, waits, and says whether all is."""
+
+    def flip(self) -> None:
+        """What was prepared is the state now."""
+
+    def hand(self, worker: int) -> None:
+        """This worker's answer is the value as it is."""
+
+    def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What lies here, and what lies there, as one."""
+
+    def scatter(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """The inverse; returns what lies here."""
+
+
 def check_quorum(scheme: Scheme, workers: int) -> int:
     """How many commits make a round; raises where so many workers cannot bring them."""
     quorum = scheme.quorum(workers)
@@ -78,7 +97,9 @@ class Center:
         integers: Vector | None = None,
         optimizer: VectorOptimizer | None = None,
         allocate: Allocate = private,
+        rows: bool = False,
     ) -> None:
+        """``rows``: an answer row for each worker, also where all could read the value itself."""
         quorum = check_quorum(scheme, workers)
         for kind in ("center_slots", "worker_slots", "sends"):
             if isinstance(getattr(scheme, kind), str):
@@ -107,10 +128,12 @@ class Center:
         """The current buffer."""
         self.buffered = bool(self.state.buffers.numel() or self.state.integers.numel())
         """Whether there is anything beside the value that commits are averaged in."""
-        owns = scheme.answers == "own" or scheme.remembers or quorum == 1
+        owns = scheme.answers == "own" or scheme.remembers or quorum == 1 or rows
         self.answers = (
             [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)] if owns and not scheme.aliased else []
         )
+        self.elsewhere: Elsewhere | None = None
+        """Other processes that hold the rest of the value, where this is the first slice of it."""
         self.homes: list[Vector] = []
         """The workers' weights, where an engine has them within reach and the scheme is a scaled movement: a commit is then
         the weights themselves, and one pass makes the new center, the new anchor and the new weights of them."""
@@ -334,7 +357,11 @@ class Center:
         self.stepped = False
         if self.before_update is not None:
             self.before_update()
-        if not update.write(self, *self._states.begin(), commits):
+        others = None if self.elsewhere is None else self.elsewhere.prepare(commits)
+        sound = update.write(self, *self._states.begin(), commits)
+        if others is not None:
+            sound = others(sound)
+        if not sound:
             if self.stepped:
                 raise Diverged(
                     f"Training diverged: update {clock + 1} would have made the center infinite. Lower the learning rate."
@@ -346,6 +373,8 @@ class Center:
                 self.residuals[commit.worker] = commit.residual
         if self.leases.used == self.leases.total:
             self._wake()
+        if self.elsewhere is not None:
+            self.elsewhere.flip()
         self._states.flip(commits)
         self.state = self._states.now
         for commit in commits:
@@ -469,6 +498,8 @@ class Center:
         own = again or (owed.own and (owed.version == clock or self.scheme.answers == "own"))
         if answers and not own:
             answers[worker].copy_(state.value)
+            if self.elsewhere is not None:
+                self.elsewhere.hand(worker)
         version = owed.version if own else clock
         last = state.last(worker)
         if self._round:
@@ -527,7 +558,32 @@ class Center:
         if self.optimizer is not None:
             tensors |= {f"optimizer.{name}": t.clone() for name, t in self.optimizer.state().items()}
         tensors |= {f"residual.{worker}": residual.clone() for worker, residual in self.residuals.items()}
+        if self.elsewhere is not None:
+            tensors = self.elsewhere.gather(tensors)
         return tensors, self.snapshot_numbers()
+
+    def whole(self) -> Vector:
+        """The value, with what lies elsewhere; not to be written to."""
+        return self.value if self.elsewhere is None else self.elsewhere.gather({"value": self.value})["value"]
+
+    def reunite(self) -> None:
+        """Take in what lies elsewhere, once nobody works any more."""
+        if self.elsewhere is None:
+            return
+        tensors, numbers = self.snapshot()
+        self._states = TwoBuffers(
+            tensors["value"],
+            tensors["buffers"],
+            tensors["integers"],
+            slots=self.scheme.center_slots,
+            workers=self.workers,
+            aliased=False,
+            allocate=private,
+        )
+        self._states.load(tensors, numbers["clock"], numbers["ledger"])
+        self.state = self._states.now
+        self.answers = [tensors.get(f"answer.{k}", tensors["value"]).clone() for k in range(self.workers)]
+        self.elsewhere = None
 
     def snapshot_numbers(self) -> dict[str, Any]:
         """The plain numbers of a snapshot."""
@@ -566,6 +622,8 @@ class Center:
 
     def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Go on from a snapshot, for which what was leased is to be done again; or from ``memory``, as if nothing had been."""
+        if self.elsewhere is not None:
+            tensors = self.elsewhere.scatter(tensors, numbers)
         self._states.load(tensors, numbers["clock"], numbers["ledger"])
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))

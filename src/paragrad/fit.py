@@ -146,7 +146,7 @@ class _Epochs:
     def _end_epoch(self) -> None:
         assert self._center is not None
         state = self._center.state
-        kerasmodel.fill(self._model, self._center.value, state.buffers, state.integers)
+        kerasmodel.fill(self._model, self._center.whole(), state.buffers, state.integers)
         self._logs = {"loss": self._total[0] / self._total[1] if self._total[1] else math.nan}
         self._total = [0.0, 0.0]
         if self._looked is not None:

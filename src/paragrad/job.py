@@ -81,18 +81,21 @@ class Job:
         assert isinstance(learner, StepsAtCenter)
         return learner.center_optimizer() if device == "cpu" else learner.center_optimizer(device)
 
-    def make_center(self, learner: Learner, *, workers: int, shards: str, allocate: Allocate, device: str = "cpu") -> Center:
-        """The center at the beginning of a run; ``learner`` is its starting point."""
+    def make_center(
+        self, learner: Learner, *, workers: int, shards: str, allocate: Allocate, device: str = "cpu", length: int | None = None
+    ) -> Center:
+        """The center at the beginning of a run; ``learner`` is its starting point. ``length``: only so much of it lies here."""
         plan, stolen = self.plan, self.stolen(shards, workers)
         center = Center(
             self.scheme,
-            learner.weights.to(device),
+            learner.weights[:length].to(device),
             workers=workers,
             leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=workers, stolen=stolen),
             buffers=learner.buffers.to(device),
             integers=learner.integers.to(device),
             optimizer=self.center_optimizer(learner, device),
             allocate=allocate,
+            rows=length is not None,
         )
         self.follow(center)
         return center

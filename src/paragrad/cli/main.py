@@ -24,6 +24,7 @@ from paragrad.cli import (
     replay,
     schemes,
     serve,
+    shard,
     train,
     transforms,
 )
@@ -69,6 +70,7 @@ app = typer.Typer(
 app.command("train", no_args_is_help=True)(train.train)
 app.command("serve", no_args_is_help=True)(serve.serve)
 app.command("join", no_args_is_help=True)(join.join)
+app.command("shard", no_args_is_help=True)(shard.shard)
 app.command("replay", no_args_is_help=True)(replay.replay)
 app.command("evaluate", no_args_is_help=True)(evaluate.evaluate)
 app.command("predict", no_args_is_help=True)(predict.predict)

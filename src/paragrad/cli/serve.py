@@ -40,6 +40,14 @@ def serve(
     here: Annotated[
         int | None, typer.Option(help="Workers to start on this machine at once; the others join.", rich_help_panel=HOW)
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Processes that the center is spread over, each with a slice. \\[default: 1]", rich_help_panel=HOW),
+    ] = None,
+    shards_elsewhere: Annotated[
+        int | None,
+        typer.Option(help="How many of these are started by hand: paragrad shard. \\[default: 0]", rich_help_panel=HOW),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -85,6 +93,8 @@ def serve(
         "workers": workers,
         "min_workers": min_workers,
         "here": here,
+        "shards": shards,
+        "shards_elsewhere": shards_elsewhere,
         "tls": tls,
         "certificate": tls_cert,
         "key": tls_key,

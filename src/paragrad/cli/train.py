@@ -345,7 +345,7 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
     """Settings that override others; an engine's own field overrides the short option for it below."""
     if "engine" in upper:
-        for key in options.split_fields(upper["engine"])[1]:
+        for key in options.split_fields(upper["engine"])[1].keys() & set(OF_ENGINE):  # shards of rows are no shards of a center
             if key in upper:
                 raise UsageError(
                     f"{key} is given twice, in engine {upper['engine']!r} and as {key}={upper[key]}: leave one out."

@@ -16,8 +16,9 @@ from paragrad.engines.networkworker import guest_main
 from paragrad.engines.notes import Notes
 from paragrad.engines.processes import Fd
 from paragrad.engines.reader import reader_main
+from paragrad.engines.shard import shard_main
 
-MAINS = {"worker": worker_main, "guest": guest_main, "evaluator": evaluator_main, "reader": reader_main}
+MAINS = {"worker": worker_main, "guest": guest_main, "evaluator": evaluator_main, "reader": reader_main, "shard": shard_main}
 """What a child does, by its role."""
 
 
@@ -65,11 +66,18 @@ class Watch:
 
 
 def start(
-    fill: Callable[..., Post], rank: int, watch: Watch, logs: Path, *, incarnation: int = 0, role: str = "worker"
+    fill: Callable[..., Post],
+    rank: int,
+    watch: Watch,
+    logs: Path,
+    *,
+    incarnation: int = 0,
+    role: str = "worker",
+    name: str | None = None,
 ) -> Child:
     """Start a process, with a pipe and a log of its own; ``fill`` makes its post of them."""
     logs.mkdir(exist_ok=True)
-    name = f"worker-{rank}" if role in ("worker", "guest") else role
+    name = name or (f"worker-{rank}" if role in ("worker", "guest") else role)
     notes = Notes()
     log = os.open(logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     post = fill(rank=rank, incarnation=incarnation, notes=Fd(notes.mouth), log=Fd(log))

@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -65,10 +65,17 @@ def one_thread() -> Iterator[None]:
 
 
 def make_center(
-    job: Job, learner: Learner, *, workers: int, shards: str, allocate: Allocate, by_reference: bool = True
+    job: Job,
+    learner: Learner,
+    *,
+    workers: int,
+    shards: str,
+    allocate: Allocate,
+    by_reference: bool = True,
+    length: int | None = None,
 ) -> Center:
     """The center at the beginning of a run, with the workers' weights within its reach where that is of use."""
-    center = job.make_center(learner, workers=workers, shards=shards, allocate=allocate)
+    center = job.make_center(learner, workers=workers, shards=shards, allocate=allocate, length=length)
     like = learner.weights
     if by_reference and job.by_reference(center) and is_aliasable(learner):
         center.homes = [allocate(f"home{rank}", like.numel(), like.dtype) for rank in range(workers)]
@@ -85,7 +92,15 @@ class Crew:
     answer reaches one, is for those who inherit it to say."""
 
     def __init__(
-        self, engine: Employs, job: Job, session: Session, learner: Learner, segment: Segment, *, by_reference: bool
+        self,
+        engine: Employs,
+        job: Job,
+        session: Session,
+        learner: Learner,
+        segment: Segment,
+        *,
+        by_reference: bool,
+        length: int | None = None,
     ) -> None:
         self.engine = engine
         self.job = job
@@ -98,6 +113,7 @@ class Crew:
             shards=session.run.shards,
             allocate=segment.allocate,
             by_reference=by_reference,
+            length=length,
         )
         self._attach()
         self._window = longest_window(job)
@@ -106,7 +122,7 @@ class Crew:
                 segment.allocate,
                 rank,
                 job.scheme,
-                like=learner.weights,
+                like=learner.weights[:length],
                 buffers=learner.buffers.numel(),
                 integers=learner.integers.numel(),
                 window=self._window,
@@ -173,6 +189,13 @@ class Crew:
         """Look after the workers, now and then."""
         raise NotImplementedError
 
+    def _shown(self) -> Segment:
+        """Where the process that validates reads the center."""
+        return self._segment
+
+    def _show(self) -> None:
+        """The center is about to be looked at there."""
+
     def _heard(self) -> None:
         """Some messages have been seen to."""
 
@@ -214,6 +237,7 @@ class Crew:
                 self._on_notes(rank)
         self.session.attend()
         if self.job.validation is not None and self.session.validation_due():
+            self._show()
             if self._evaluator is None:
                 self._evaluator = self._start(self.engine.workers, incarnation=0, role="evaluator")
             os.eventfd_write(self._doorbells[self.engine.workers], 1)
@@ -257,25 +281,36 @@ class Crew:
 
     # -- children -------------------------------------------------------------------------------------------
 
-    def _start(self, rank: int, *, incarnation: int, role: str = "worker") -> Child:
+    def _start(
+        self,
+        rank: int,
+        *,
+        incarnation: int,
+        role: str = "worker",
+        kind: type[Post] = Post,
+        name: str | None = None,
+        **more: Any,
+    ) -> Child:
+        segment = self._shown() if role == "evaluator" else self._segment
         fill = partial(
-            Post,
+            kind,
             workers=self.engine.workers,
-            threads=1 if role in ("evaluator", "reader") else self.engine.threads_each,
+            threads=1 if role in ("evaluator", "reader", "shard") else self.engine.threads_each,
             device=self.engine.device,
             parcel=Fd(self._parcel.fd),
             parcel_start=self._parcel.start,
             parcel_size=self._parcel.size,
-            segment=Fd(self._segment.fd),
-            layout=self._segment.layout,
+            segment=Fd(segment.fd),
+            layout=segment.layout,
             messages=Fd(self._mouth),
-            doorbell=Fd(self._doorbells[rank]),
+            doorbell=Fd(self._doorbells[min(rank, self.engine.workers + 1)]),
             reader=Fd(self._doorbells[-1]),
             window=self._window,
             line=self._line(),
+            **more,
         )
         logs = self.session.directory / "logs"
-        child = children.start(fill, rank, self._watch, logs, incarnation=incarnation, role=role)
+        child = children.start(fill, rank, self._watch, logs, incarnation=incarnation, role=role, name=name)
         if role == "worker":
             self.session.emit("worker", rank=rank, pid=child.process.pid, incarnation=incarnation)
         return child

@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ class Place:
     file: str | None = None
     """The center's memory, where the worker is on its machine."""
     layout: Mapping[str, tuple[int, int, torch.dtype]] | None = None
+    shards: Sequence[tuple[int, int, str]] = ()
+    """From where to where each goes that holds a slice of the center, and its address."""
 
 
 class Line:
@@ -73,7 +75,7 @@ class Line:
         self._patience = patience
         self._shared = shared
         self._rank = rank
-        self._say = say
+        self.say = say
         self._key = os.urandom(12).hex()
         self._client: Client | None = None
         self._of: Endpoint | None = None
@@ -92,6 +94,11 @@ class Line:
     def about(self) -> dict[str, Any]:
         """What is trained there."""
         return self._ask("about", {})
+
+    def announce(self, index: int, address: str) -> str:
+        """A shard says where it is; returns the life of the center."""
+        told = self._ask_once("shard", {"protocol": PROTOCOL, "index": index, "address": address})
+        return str(told["life"])
 
     def take_place(self, same: Mapping[str, Any]) -> Place:
         """Join as a newcomer; ``same`` is what must be the same as the center's. Waits where all places are taken."""
@@ -160,6 +167,23 @@ class Line:
                 continue
             return back
 
+    def find_again(self) -> Place:
+        """A shard did not answer: the center knows where it is by now. Waits for the center, where that is gone, too."""
+        self._look()
+        self._again()
+        assert self.place is not None
+        return self.place
+
+    def client_of(self, address: str) -> Client:
+        """Another server of the same run."""
+        from paragrad.transport.flight import Client
+
+        with self._lock:
+            self._the_client()
+            assert self._of is not None
+            pem = None if self._of.certificate is None else self._of.certificate.encode()
+            return Client(address, self._the_token(), pem, hostname=self._of.hostname)
+
     def _look(self) -> None:
         if self._over is not None:
             raise Ended(self._over)
@@ -219,7 +243,7 @@ class Line:
                     raise Replaced
                 if place is not None:
                     if said:
-                        self._say(f"Worker {place.rank} is connected.")
+                        self.say(f"Worker {place.rank} is connected.")
                     return place
                 until = time.monotonic() + self._patience  # the center is there, only its places are taken
                 message = "All places are taken; this worker waits for one."
@@ -232,11 +256,11 @@ class Line:
                     raise TransportError(f"{error} It was waited for {self._patience:.0f} seconds.") from None
             if not said and pause > 0.5:
                 said = True
-                self._say(message)
+                self.say(message)
             if self._closing.wait(pause * (1 + random.random())):
                 raise Ended("closed")
             pause = min(1.0, 2 * pause)
-            self._hang_up()
+            self.hang_up()
 
     def _try_join(self, *, back: bool = False) -> Place | None:
         before = self.place
@@ -275,9 +299,9 @@ class Line:
                     raise
                 if not said:
                     said = True
-                    self._say(f"{error} This worker waits for it.")
+                    self.say(f"{error} This worker waits for it.")
                 time.sleep(0.5)
-                self._hang_up()
+                self.hang_up()
 
     def _ask_once(self, name: str, head: Mapping[str, Any]) -> dict[str, Any]:
         return self._the_client().ask(name, head)
@@ -293,13 +317,16 @@ class Line:
         with self._lock:
             if self._client is None:
                 self._of = self._find()
-                token = self._token
-                if token is None:
-                    assert isinstance(self._where, Path)
-                    token = read_token(self._where / TOKEN)
+                token = self._the_token()
                 pem = None if self._of.certificate is None else self._of.certificate.encode()
                 self._client = Client(self._of.address, token, pem, hostname=self._of.hostname)
             return self._client
+
+    def _the_token(self) -> str:
+        if self._token is not None:
+            return self._token
+        assert isinstance(self._where, Path)
+        return read_token(self._where / TOKEN)
 
     def _find(self) -> Endpoint:
         if isinstance(self._where, Endpoint):
@@ -310,7 +337,7 @@ class Line:
             raise TransportError(f"There is no {FILE} in {self._where} yet: no center runs there.")
         return Endpoint.read(self._where)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """The next attempt looks for the center anew: it may listen elsewhere by now."""
         with self._lock:
             if self._client is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +12,15 @@ from paragrad import options
 from paragrad.center import Center
 from paragrad.checkpoint import Checkpoint
 from paragrad.data.generated import Generated
-from paragrad.engines import devices, memory, processes
+from paragrad.engines import devices, elsewhere, memory, processes, slicememory
 from paragrad.engines.children import Child
+from paragrad.engines.company import Company
 from paragrad.engines.crew import TICK, Crew, longest_window, one_thread
 from paragrad.engines.localworker import Way
 from paragrad.engines.memory import Memory
 from paragrad.engines.networkworker import same_as
 from paragrad.engines.reception import Guest, Reception
+from paragrad.engines.shared import Segment
 from paragrad.errors import UsageError, WorkerError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
@@ -67,6 +70,10 @@ class Network:
     """What a worker's exception does: end the run, or leave its place to another."""
     device: str = "cpu"
     """Where the models of workers that this process starts are."""
+    shards: int = 1
+    """Processes that the center is spread over, each with a slice of it and a port of its own; from 2 on without ``shared``."""
+    shards_elsewhere: int = 0
+    """How many of these, the last ones, are started by hand, on other machines: paragrad shard DIR --index K."""
 
     def __post_init__(self) -> None:
         least = self.workers if self.min_workers is None else self.min_workers
@@ -86,6 +93,14 @@ class Network:
             raise UsageError(f"on_failure={self.on_failure!r}, but a failure can 'raise' or 'replace'.")
         if self.replace_after <= 0:
             raise UsageError(f"replace_after={self.replace_after}, but it is a number of seconds above 0.")
+        if self.shards < 1:
+            raise UsageError(f"shards={self.shards}, but the center lies in at least 1 process.")
+        if not 0 <= self.shards_elsewhere < self.shards:
+            raise UsageError(
+                f"shards_elsewhere={self.shards_elsewhere}, but it is 0 to {self.shards - 1}: one is the center's own process."
+            )
+        if self.shards_elsewhere and self.certificate is not None:
+            raise UsageError("A certificate of your own is for one host: leave it out where shards are on others.")
         endpoint.split_address(self.address)
 
     @property
@@ -114,11 +129,12 @@ class Network:
                 f"{job.train.what} gives its rows once, to one process: workers elsewhere cannot have them. Use engine local, "
                 "or rows in files."
             )
+        elsewhere.check(job, learner, self.shards)
         devices.check(self.device)
 
     def recall(self, directory: Path) -> Checkpoint | None:
         """What a center that was killed has left in a run directory."""
-        return memory.left_in(directory)
+        return slicememory.completed(directory, memory.left_in(directory))
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
@@ -159,8 +175,10 @@ class _Crew(Crew):
         window, length = longest_window(job), learner.weights.numel() * learner.weights.element_size()
         vectors = 2 * (1 + len(job.scheme.center_slots)) + engine.workers * (2 + len(job.scheme.sends))
         self._memory = Memory(directory, size=vectors * length, workers=engine.workers, window=window)
-        session.at_close.append(self._memory.discard)
-        super().__init__(engine, job, session, learner, self._memory.segment, by_reference=False)
+        session.at_close += [self._memory.discard, partial(slicememory.discard, directory)]
+        self._company = Company(self, engine.shards, learner.weights) if engine.shards > 1 else None
+        first = None if self._company is None else self._company.first
+        super().__init__(engine, job, session, learner, self._memory.segment, by_reference=False, length=first)
         self.center.before_update = self._keep_first
         self._answered: set[int] = set()
         self._members: dict[int, Child] = {}
@@ -181,13 +199,17 @@ class _Crew(Crew):
             self._waker,
             about={"settings": session.settings, "workers": engine.workers, "scheme": options.describe(job.scheme)},
             **same_as(job, learner),
-            shares=str(self._memory.path) if engine.shared else None,
+            shares=str(self._memory.path) if engine.shared and self._company is None else None,
             window=window,
             reserved=engine.here,
         )
         if recalled is not None:
             self._expect(recalled.numbers["guests"])
-        self._keep()
+        self._token = token
+        if self._company is None:
+            self._keep()
+        else:
+            self._company.expect(self.reception, pair)
         host, port = endpoint.split_address(engine.address)
         wanted = port or _port_before(directory)
         try:
@@ -202,8 +224,14 @@ class _Crew(Crew):
             certificate=None if pair is None else pair[0].decode(),
             hostname=(engine.advertise or endpoint.advertised(host)) if own else None,
         )
-        self._token = token
         self._endpoint.write(directory)
+
+    def say_where(self) -> None:
+        """Shards have begun to listen, or one listens elsewhere by now."""
+        shards = tuple(address for _, _, address in self.reception.shards)
+        if shards != self._endpoint.shards:
+            self._endpoint = replace(self._endpoint, shards=shards)
+            self._endpoint.write(self.session.directory)
 
     def __enter__(self) -> _Crew:
         super().__enter__()
@@ -216,6 +244,8 @@ class _Crew(Crew):
         self._say_farewell()
         (self.session.directory / endpoint.FILE).unlink(missing_ok=True)
         flight.stop(self._server)
+        if self._company is not None:
+            self._company.end()
         self.session.measured |= {"turned_away": dict(self.reception.turned_away)} if self.reception.turned_away else {}
         super().__exit__(*details)
 
@@ -229,7 +259,20 @@ class _Crew(Crew):
             time.sleep(0.02)
 
     def _children(self) -> list[Child]:
-        return [*self._members.values(), *super()._children()]
+        shards = [] if self._company is None else self._company.children
+        return [*self._members.values(), *super()._children(), *shards]
+
+    def _attach(self) -> None:
+        if self._company is not None:
+            self._company.attach(self.center)
+        super()._attach()
+
+    def _shown(self) -> Segment:
+        return super()._shown() if self._company is None else self._company.shown
+
+    def _show(self) -> None:
+        if self._company is not None:
+            self._company.show()
 
     # -- the run --------------------------------------------------------------------------------------------
 
@@ -238,6 +281,11 @@ class _Crew(Crew):
         session, least = self.session, self.engine.min_workers or self.engine.workers
         again = any(guest is not None for guest in self.reception.guests)
         self._tell_where()
+        if self._company is not None and self._company.begin(self._token):
+            self._keep()
+            slicememory.discard(session.directory, self._company.life)
+            self.say_where()
+            self.reception.closed = False
         for rank in range(self.engine.here):
             self._hire(rank)
         if again:
@@ -291,6 +339,8 @@ class _Crew(Crew):
     def _keep(self) -> None:
         guests = {str(g.rank): [g.incarnation, g.key, g.finished, g.given_up] for g in self._guests() if g.ready}
         numbers = {**self.session.memory(), "guests": guests}
+        if self._company is not None:
+            numbers["shards"] = self._company.known
         self._memory.keep(self.center, numbers, self.center.flips, self._answered)
         self._answered.clear()
 
@@ -347,6 +397,8 @@ class _Crew(Crew):
     # -- what becomes of them -------------------------------------------------------------------------------
 
     def _mind(self, now: float) -> None:
+        if self._company is not None:
+            self._company.mind()
         for rank in range(self.engine.here):
             child = self._members.get(rank)
             if child is not None and child.process.pid is not None and processes.is_stopped(child.process.pid):
@@ -422,9 +474,14 @@ class _Crew(Crew):
         return Way(self.session.directory.resolve(), self._token, self.engine.shared)
 
     def _member(self, rank: int) -> Child:
+        if self._company is not None and rank > self.engine.workers:
+            return self._company.child(rank)
         return self._members[rank] if rank < self.engine.workers else super()._member(rank)
 
     def _on_death(self, rank: int) -> None:
+        if self._company is not None and rank > self.engine.workers:
+            self._company.on_death(rank)
+            return
         member = self._let_go(rank)
         with self.reception.lock:
             guest = self.reception.guests[rank]

@@ -18,6 +18,7 @@ from paragrad.engines.processes import usable_cores
 from paragrad.engines.reception import CODED, head_of
 from paragrad.engines.shared import Segment
 from paragrad.engines.slot import Slot
+from paragrad.engines.spread import Pulls, Slices, sound, spoiled
 from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
@@ -64,7 +65,7 @@ def work_on(job: Job, learner: Learner, line: Line, same: dict[str, Any], *, sha
     with as many threads as its machine has for each worker that is on it."""
     while True:
         place = line.take_place(same)
-        aside = ThreadPoolExecutor(1, "paragrad-exchange")
+        aside = ThreadPoolExecutor(1 + len(place.shards), "paragrad-exchange")
         try:
             exchange = _exchange_of(job, learner, line, place, aside)
             exchange.shares_cores = shares_cores
@@ -83,7 +84,7 @@ def _exchange_of(job: Job, learner: Learner, line: Line, place: Place, aside: Th
             return Beside(job, learner, line, place, aside)
         except FileNotFoundError:  # the same machine, but another container
             place = line.unshare()
-    return Away(job, learner, line, place, aside)
+    return (Spread if place.shards else Away)(job, learner, line, place, aside)
 
 
 class Joined(Exchange):
@@ -197,6 +198,37 @@ class _Pulls:
         """Copy the center into ``value``; returns its clock."""
         back = self._line.exchange(lambda: {"op": "pull"}, dict, lambda back: {"value": value} if "clock" in back else {})
         return int(back["clock"])
+
+
+class Spread(Away):
+    """The center is spread over several processes: each has its slice of every vector."""
+
+    def __init__(self, job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> None:
+        self._slices = Slices(line, place, aside)
+        self._sound = True
+        super().__init__(job, learner, line, place, aside)
+        self._reader = Pulls(self._reader, self._slices)
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        assert self._answer is not None
+        self._slices.fetch(self._answer, self._slot.get_reply(self._answer).version)
+
+    def _head(self) -> dict[str, Any]:
+        head = super()._head()
+        if self._commit is None:
+            return head
+        vectors = super()._vectors()
+        self._sound = sound(vectors)
+        life = self._slices.put(vectors, self._commit.sequence) if self._sound else self._slices.life
+        return {**head, "staged": life}
+
+    def _vectors(self) -> Vectors:
+        mine = self._slices.first(super()._vectors())
+        return mine if self._sound else spoiled(mine)
+
+    def _room(self, back: dict[str, Any]) -> Vectors:
+        return self._slices.first(super()._room(back))
 
 
 class Beside(Joined):

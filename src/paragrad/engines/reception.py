@@ -123,6 +123,12 @@ class Reception:
         self._window = window
         self._reserved = reserved
         """The first places are for workers that the center starts itself."""
+        self.shards: list[tuple[int, int, str]] = []
+        """From where to where those go that hold the rest of the center, and their addresses."""
+        self.announced: dict[int, str | None] = {}
+        """The shards that are started by hand, and where each was last heard of."""
+        self.closed = False
+        """Whether newcomers wait until the center is whole."""
         self._reader = Reader(segment)
         self._rooms: dict[int, torch.Tensor] = {}
         self.life = os.urandom(8).hex()
@@ -138,7 +144,9 @@ class Reception:
                 "paragrad on both sides."
             )
         if name == "about":
-            return {**self._about, "protocol": PROTOCOL}
+            return {**self._about, "protocol": PROTOCOL, "life": self.life}
+        if name == "shard":
+            return self._hear_of_shard(head)
         if name == "join":
             return self._join(head, peer)
         if name == "leave":
@@ -169,6 +177,10 @@ class Reception:
         with self.lock:
             if self.stopping is not None:
                 return {"stop": self.stopping}
+            if self.closed and head.get("back") is True:
+                raise Refused("The center waits for its shards.")
+            if self.closed:
+                return {"full": len(self.guests)}
             guest = self._same(head.get("was"), key)
             if guest is None and head.get("back") is True:
                 return {"gone": True}
@@ -192,12 +204,23 @@ class Reception:
                 "window": self._window,
                 "answers": bool(self._center.answers),
                 "beat": BEAT,
+                "shards": self.shards,
             }
             if guest.shared:
                 names = {str(dtype): name for name, dtype in DTYPES.items()}
                 layout = {name: [o, n, names[str(d)]] for name, (o, n, d) in self._segment.layout.items()}
                 told |= {"file": self._shares, "layout": layout}
             return told
+
+    def _hear_of_shard(self, head: dict[str, Any]) -> dict[str, Any]:
+        """A shard that was started by hand says where it is, again and again."""
+        index, address = head.get("index"), str(head.get("address"))
+        with self.lock:
+            if not isinstance(index, int) or index not in self.announced:
+                wanted = ", ".join(map(str, self.announced)) or "none"
+                raise Malformed(f"Shard {str(index)[:20]!r} is not awaited here; these are: {wanted}.")
+            self.announced[index] = address
+        return {"life": self.life}
 
     def _check_sameness(self, head: dict[str, Any]) -> None:
         """A worker that trains something else must not come in."""
@@ -349,6 +372,8 @@ class Exchanging:
             raise Malformed(f"{str(op)[:20]!r} is nothing that an exchange can be.")
         if op != "commit":
             return {}
+        if at.shards and head.get("staged") != at.life:
+            raise Refused("gone: the rest of the commit lies with the shards of a center that was started again since.")
         slot = at._slots[guest.rank]
         self._commit = _commit_of(head, guest, slot, at._job, at._window)
         if guest.said not in (0, self._commit.sequence) and not slot.answered(guest.said):

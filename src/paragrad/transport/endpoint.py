@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class Endpoint:
     """The certificate, or the authority, that is trusted; None: the connection is not encrypted."""
     hostname: str | None = None
     """The name in the certificate, where it is not that of the address."""
+    shards: Sequence[str] = ()
+    """Addresses of the other processes that hold slices of the center, where it is spread over several."""
 
     def write(self, directory: Path) -> None:
         """For workers that share a file system with the center; whole or not at all."""

@@ -1,0 +1,159 @@
+"""A worker's side of a center that is spread: a commit goes to all shards at once, slice by slice, an answer comes so."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paragrad import kernels
+from paragrad.engines.line import DEADLINE, Line, Place
+from paragrad.engines.localworker import Reads
+from paragrad.transport.message import Malformed, Refused, TransportError, Vectors
+from paragrad.types import Vector
+
+if TYPE_CHECKING:
+    from paragrad.transport.flight import Client
+
+PATIENCE = 300.0
+"""Seconds that a shard is waited for while the center is there."""
+
+
+class Slices:
+    """A connection to each shard; what breaks is tried again, where the center says that the shard is by then."""
+
+    def __init__(self, line: Line, place: Place, pool: ThreadPoolExecutor) -> None:
+        self._line = line
+        self._pool = pool
+        self._clients: dict[str, Client] = {}
+        self._first = place.shards[0][0]
+
+    def first(self, vectors: Vectors) -> dict[str, torch.Tensor]:
+        """What goes to the center itself: the first slice, and what is not cut."""
+        return {name: vector[: self._first] if is_spread(name) else vector for name, vector in vectors.items()}
+
+    def put(self, vectors: Vectors, sequence: int) -> str:
+        """Lay a commit down at all shards; returns the life of the center that they belong to."""
+        cut = {name: vector for name, vector in vectors.items() if is_spread(name)}
+
+        def act(client: Client, me: Mapping[str, Any], lo: int, hi: int) -> None:
+            mine = {name: vector[lo:hi] for name, vector in cut.items()}
+            head = {"op": "put", "sequence": sequence, **me}
+            client.exchange(head, mine, lambda back: {}, timeout=_deadline(mine))
+
+        return self._everywhere(act)
+
+    def fetch(self, answer: Vector, version: int) -> None:
+        """Take the answer's slices from all shards."""
+
+        def act(client: Client, me: Mapping[str, Any], lo: int, hi: int) -> None:
+            mine = {"value": answer[lo:hi]}
+            client.exchange({"op": "fetch", "version": version, **me}, {}, lambda back: mine, timeout=_deadline(mine))
+
+        self._everywhere(act)
+
+    def pull(self, value: Vector, clock: int) -> bool:
+        """Take the center's slices of that clock from all shards; False where one has gone on from it."""
+        passed: list[int] = []
+
+        def act(client: Client, me: Mapping[str, Any], lo: int, hi: int) -> None:
+            def into(back: dict[str, Any]) -> Vectors:
+                if "passed" in back:
+                    passed.append(lo)
+                    return {}
+                return {"value": value[lo:hi]}
+
+            client.exchange({"op": "pull", "clock": clock, **me}, {}, into, timeout=_deadline({"value": value[lo:hi]}))
+
+        self._everywhere(act)
+        return not passed
+
+    def _everywhere(self, act: Callable[[Client, Mapping[str, Any], int, int], None]) -> str:
+        """The same at every shard, at once, again where one does not answer; all of it again where the center is another."""
+        until, pause, said = time.monotonic() + PATIENCE, 0.05, False
+        place = self._place()
+        left = set(range(len(place.shards)))
+        while True:
+            flights = {k: self._submit(act, place, k) for k in left}
+            trouble: Exception | None = None
+            for k, flight in flights.items():
+                try:
+                    flight.result()
+                    left.discard(k)
+                except Malformed:
+                    raise
+                except (TransportError, Refused) as error:
+                    trouble = error
+            if trouble is None:
+                return place.life
+            if time.monotonic() > until:
+                raise TransportError(f"{trouble} The shards were waited for {PATIENCE:.0f} seconds.")
+            time.sleep(pause)
+            pause = min(1.0, 2 * pause)
+            if pause == 1.0 and not said:
+                said = True
+                self._line.say(f"{trouble} This worker tries again.")
+            found = self._line.find_again()
+            if found.life != place.life:
+                left = set(range(len(found.shards)))
+            place = found
+
+    def _submit(self, act: Callable[[Client, Mapping[str, Any], int, int], None], place: Place, k: int) -> Future[None]:
+        lo, hi, address = place.shards[k]
+        if address not in self._clients:
+            self._clients[address] = self._line.client_of(address)
+        me = {"rank": place.rank, "incarnation": place.incarnation, "life": place.life}
+        return self._pool.submit(act, self._clients[address], me, lo, hi)
+
+    @property
+    def life(self) -> str:
+        """Of the center, as it is now."""
+        return self._place().life
+
+    def _place(self) -> Place:
+        assert self._line.place is not None
+        return self._line.place
+
+
+class Pulls:
+    """A center that is spread, as it is read between exchanges: all slices of one clock, or again."""
+
+    def __init__(self, first: Reads, slices: Slices) -> None:
+        self._first = first
+        self._slices = slices
+
+    @property
+    def live_value(self) -> Vector:
+        """Of one's own: nobody shares memory here."""
+        return self._first.live_value
+
+    def pull(self, value: Vector) -> int:
+        """Copy the center into ``value``; returns its clock."""
+        while True:
+            mine = self._slices.first({"value": value})["value"]
+            clock = self._first.pull(mine)
+            if self._slices.pull(value, clock):
+                return clock
+
+
+def is_spread(name: str) -> bool:
+    """Whether a vector of that name is cut."""
+    return name == "value" or name.startswith("also.")
+
+
+def spoiled(vectors: Vectors) -> dict[str, torch.Tensor]:
+    """A commit that is not finite anywhere: the center refuses it for its first slice, and no shard sees anything of it."""
+    return {**vectors, "value": torch.full_like(vectors["value"], math.nan)}
+
+
+def sound(vectors: Vectors) -> bool:
+    """Whether what is cut of a commit is finite."""
+    return all(kernels.finite(vector) for name, vector in vectors.items() if is_spread(name))
+
+
+def _deadline(vectors: Vectors) -> float:
+    return DEADLINE + 2 * sum(vector.numel() * vector.element_size() for vector in vectors.values()) / 1e6

@@ -1,0 +1,370 @@
+"""A center that is spread over processes is, bit for bit, the same center: whatever the cuts, the order, and who is killed."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import paragrad as pg
+from paragrad import update
+from paragrad.center import Center
+from paragrad.data.leases import Leases
+from paragrad.engines import memory
+from paragrad.engines.elsewhere import Shards, _head_of, cuts
+from paragrad.engines.shard import Keeper
+from paragrad.engines.spread import is_spread, sound, spoiled
+from paragrad.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors, declare, decode, encode, expect
+from paragrad.types import Commit, Reply
+
+LENGTH, WORKERS, LIFE = 67, 3, "a life"
+SCHEMES = [
+    pg.AGN(window=2),
+    pg.Downpour(window=1),
+    pg.Downpour(window=1, bound=1),
+    pg.DynSGD(window=2),
+    pg.AEASGD(window=2),
+    pg.EAMSGD(window=2),
+    pg.ADAG(window=2),
+    pg.ADAG(window=1, place="sends", form="eta"),
+    pg.GEM(window=2),
+    pg.AsyncDiLoCo(window=2),
+    pg.EASGD(window=2),
+    pg.ModelAveraging(window=2),
+    pg.DiLoCo(window=2),
+]
+
+
+class Direct:
+    """A shard without a network: what is said travels as bytes, and it is killed before or after it has heard some of it."""
+
+    def __init__(self, scheme: Any, directory: Path, index: int, fate: Callable[[], str]) -> None:
+        self._make = lambda: Keeper(scheme, directory, index, LIFE)
+        self._fate = fate
+        self.keeper = self._make()
+
+    def revive(self) -> None:
+        self.keeper = self._make()
+
+    def ask(self, name: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        fate = self._fate()
+        if fate == "before":
+            raise TransportError("killed before it heard")
+        back = self.keeper.ask(name, decode(encode(head)), "test")
+        if fate == "after":
+            raise TransportError("killed before it could say so")
+        return decode(encode(back))
+
+    def put(self, head: Mapping[str, Any], vectors: Vectors) -> None:
+        """As a worker does it: again, until it is acknowledged."""
+        while (fate := self._fate()) == "before":
+            self.revive()
+        self.exchange({"op": "put", "life": LIFE, **head}, vectors, lambda back: {})
+        if fate == "after":
+            self.revive()
+            self.exchange({"op": "put", "life": LIFE, **head}, vectors, lambda back: {})
+
+    def exchange(self, head: Mapping[str, Any], vectors: Vectors, into: Callable[[dict[str, Any]], Vectors]) -> dict[str, Any]:
+        told = decode(encode({**head, "vectors": declare(vectors)}))
+        answer = self.keeper.exchange("test")
+        rooms = answer.begin(told)
+        expect(told, rooms)
+        for name, room in rooms.items():
+            with answer.filling():
+                room.copy_(vectors[name])
+        back, found = answer.finish(told)
+        mine = into(back)
+        expect({"vectors": declare(found)}, mine)
+        for name, room in mine.items():
+            room.copy_(found[name])
+        return back
+
+
+@dataclass
+class Worker:
+    rank: int
+    incarnation: int = 0
+    batches: tuple[int, ...] = ()
+    version: int = 0
+    last: int = 0
+    answer: torch.Tensor | None = None
+    waits: bool = True
+    done: bool = False
+
+
+class Both:
+    """The same commits to a whole center and to one that is spread; every answer is compared."""
+
+    def __init__(self, scheme: Any, where: list[int], directory: Path, fate: Callable[[], str]) -> None:
+        start = torch.randn(LENGTH, generator=torch.Generator().manual_seed(1))
+        self.scheme, self.cuts, self.directory = scheme, where, directory
+        stolen = scheme.quorum(WORKERS) == 1
+
+        def center(value: torch.Tensor, *, rows: bool) -> Center:
+            leases = Leases(batches=9, epochs=3, workers=WORKERS, stolen=stolen)
+            return Center(scheme, value, workers=WORKERS, leases=leases, buffers=torch.zeros(2), rows=rows)
+
+        self.whole = center(start, rows=False)
+        self.lead = center(start[: where[1]], rows=True)
+        self.peers = [Direct(scheme, directory, k, fate) for k in range(1, len(where) - 1)]
+        self.shards = Shards(self.lead, start, where, LIFE)
+        self.lead.elsewhere = self.shards
+        self.shards.begin(self.peers, lambda k, error: self.peers[k].revive())
+        self.workers = [Worker(k) for k in range(WORKERS)]
+
+    def hear(self, those: list[Reply], these: list[Reply]) -> None:
+        """The answers are the same, to the bit, slice by slice."""
+        assert [changed(reply) for reply in those] == [changed(reply) for reply in these]
+        for reply, mine in zip(those, these, strict=True):
+            slices = [p.keeper.held.answer(mine.worker, mine.version) for p in self.peers]
+            assert torch.equal(torch.cat([mine.value, *slices]), reply.value)
+            pulled = [p.keeper.held.center.copy_of(self.lead.clock) for p in self.peers]
+            assert torch.equal(torch.cat([self.lead.value, *pulled]), self.whole.value)
+            worker = self.workers[reply.worker]
+            worker.waits, worker.done, worker.version, worker.last = False, reply.done, reply.version, reply.last
+            worker.answer = reply.value.clone()
+            worker.batches = tuple(self.whole.leases.held(worker.rank))
+
+    def join(self, rank: int) -> None:
+        worker = self.workers[rank]
+        worker.waits = True
+        self.hear(self.whole.join(rank, worker.incarnation), self.lead.join(rank, worker.incarnation))
+
+    def replace(self, rank: int) -> None:
+        self.workers[rank].incarnation += 1
+        self.join(rank)
+
+    def commit(self, rank: int, seed: int, kind: str) -> bool:
+        """What a worker commits; False where both centers say that the run has diverged."""
+        worker = self.workers[rank]
+        draw = torch.Generator().manual_seed(seed)
+        window = min(self.scheme.window, len(worker.batches))
+        vectors = {"value": torch.randn(LENGTH, generator=draw) * 0.1}
+        if kind in ("bad", "huge"):
+            vectors["value"][seed % LENGTH if kind == "bad" else -1] = math.nan if kind == "bad" else 3e38
+        assert worker.answer is not None
+        vectors |= {f"also.{name}": worker.answer for name in self.scheme.sends}
+        told: dict[str, Any] = {
+            "worker": rank,
+            "incarnation": worker.incarnation,
+            "sequence": worker.last + 1 + 10 * seed,
+            "version": worker.version,
+            "steps": window,
+            "batches": worker.batches[:window],
+            "weight": 1.0 + seed % 3,
+            "rows": window,
+            "lr": 0.1,
+            "seconds": 0.01 * (1 + seed % 5),
+            "buffers": torch.full((2,), float(seed % 7)),
+        }
+        worker.waits = True
+        for _ in range(1 + (kind == "again")):
+            mine = {name: vector[: self.cuts[1]] for name, vector in vectors.items()}
+            if sound(vectors):
+                for (lo, hi), peer in zip(self.shards.slices, self.peers, strict=True):
+                    cut = {name: vector[lo:hi] for name, vector in vectors.items()}
+                    peer.put({"rank": rank, **{key: told[key] for key in ("incarnation", "sequence")}}, cut)
+            else:
+                mine = spoiled(mine)
+            those, these = received(self.whole, made(vectors, told)), received(self.lead, made(mine, told))
+            assert (those is None) == (these is None)
+            if those is None or these is None:
+                return False
+            self.hear(those, these)
+        return True
+
+    def compare(self) -> None:
+        """All that a checkpoint holds is the same; put back, it is the same again; and in the end it is one center again."""
+        for _ in range(2):
+            (those, thus), (these, so) = self.whole.snapshot(), self.lead.snapshot()
+            assert those.keys() == these.keys()
+            assert all(torch.equal(those[name], these[name]) for name in those)
+            assert thus == so
+            self.lead.restore(these, self.lead.memory())
+        self.lead.reunite()
+        assert torch.equal(self.lead.value, self.whole.value)
+        assert self.lead.snapshot()[0].keys() == those.keys()
+        self.shards.close()
+
+
+def changed(reply: Reply) -> tuple[Any, ...]:
+    return reply.worker, reply.sequence, reply.version, reply.steps, reply.batches, reply.applied, reply.done, reply.last
+
+
+def received(center: Center, commit: Commit) -> list[Reply] | None:
+    try:
+        return center.receive(commit)
+    except pg.Diverged:
+        return None
+
+
+def made(vectors: Mapping[str, torch.Tensor], told: dict[str, Any]) -> Commit:
+    also = {name.removeprefix("also."): vector.clone() for name, vector in vectors.items() if name != "value"}
+    assert all(map(is_spread, vectors))
+    return Commit(value=vectors["value"].clone(), also=also, **told)
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "FAST", Path("/nowhere"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_shards_are_the_same_center_whatever_the_cuts_the_order_and_who_is_killed(scheme, data):
+    inner = data.draw(st.lists(st.integers(1, LENGTH - 1), min_size=1, max_size=3, unique=True), "cuts")
+    fates = data.draw(st.lists(st.sampled_from(["", "", "", "before", "after"]), max_size=30), "fates")
+    with tempfile.TemporaryDirectory() as directory:
+        both = Both(scheme, [0, *sorted(inner), LENGTH], Path(directory), lambda: fates.pop() if fates else "")
+        for rank in range(WORKERS):
+            both.join(rank)
+        strange = 0
+        for turn in range(40):
+            ready = [worker for worker in both.workers if not worker.waits and not worker.done]
+            if not ready:
+                break
+            worker = data.draw(st.sampled_from(ready), "who")
+            kind = data.draw(st.sampled_from(["good", "good", "good", "bad", "huge", "again", "lost"]), "what")
+            strange += kind in ("bad", "huge")
+            if kind == "lost":
+                both.replace(worker.rank)
+            elif not both.commit(worker.rank, turn, kind if strange < 5 else "good"):
+                break
+        both.compare()
+
+
+@given(length=st.integers(1, 1000), shards=st.integers(1, 50))
+def test_cuts_leave_nothing_out_and_slices_are_of_one_size_up_to_one(length, shards):
+    where = cuts(length, shards)
+    sizes = [hi - lo for lo, hi in pairwise(where)]
+    assert (where[0], where[-1], len(sizes)) == (0, length, shards)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def filled(directory: Path, scheme: Any) -> Direct:
+    """A shard of 4 numbers for two workers, at clock 3."""
+    peer = Direct(scheme, directory, 1, lambda: "")
+    head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+    peer.exchange(head, {"value": torch.arange(4.0)}, lambda back: {})
+    return peer
+
+
+def test_a_shard_takes_nothing_from_who_does_not_belong_here(tmp_path):
+    peer = filled(tmp_path, pg.AGN())
+    slice_of = {"value": torch.ones(4)}
+    with pytest.raises(Refused, match="started again"):
+        peer.put({"rank": 0, "incarnation": 0, "sequence": 2, "life": "another"}, slice_of)
+    with pytest.raises(Malformed, match="Worker '7' is unknown"):
+        peer.put({"rank": 7, "incarnation": 0, "sequence": 2}, slice_of)
+    with pytest.raises(Malformed, match="sequence is 'two'"):
+        peer.put({"rank": 0, "incarnation": 0, "sequence": "two"}, slice_of)
+    with pytest.raises(Malformed, match="values of float32"):
+        peer.put({"rank": 0, "incarnation": 0, "sequence": 2}, {"value": torch.ones(5)})
+    with pytest.raises(Malformed, match="is not finite"):
+        peer.put({"rank": 0, "incarnation": 0, "sequence": 2}, {"value": torch.full((4,), math.inf)})
+    peer.put({"rank": 0, "incarnation": 1, "sequence": 2}, slice_of)
+    with pytest.raises(Refused, match="taken this worker's place"):
+        peer.put({"rank": 0, "incarnation": 0, "sequence": 2}, slice_of)
+    with pytest.raises(Refused, match="clock 3, not 2"):
+        peer.exchange({"op": "fetch", "life": LIFE, "rank": 0, "version": 2}, {}, lambda back: slice_of)
+    with pytest.raises(Malformed, match="nothing that an exchange"):
+        peer.exchange({"op": "steal", "life": LIFE}, {}, lambda back: {})
+    with pytest.raises(Malformed, match="at clock 3, and was told of 8"):
+        peer.ask("hand", {"protocol": PROTOCOL, "life": LIFE, "worker": 0, "clock": 8})
+    with pytest.raises(Malformed, match="no question"):
+        peer.ask("sing", {"protocol": PROTOCOL, "life": LIFE})
+    with pytest.raises(Malformed, match="this shard speaks"):
+        peer.ask("flip", {"protocol": 0})
+    assert peer.keeper.held.clock == 3
+
+
+def test_a_later_exchange_of_a_worker_ends_an_earlier_one_that_still_fills(tmp_path):
+    peer = filled(tmp_path, pg.AGN())
+    head = {"op": "put", "life": LIFE, "rank": 0, "incarnation": 0, "sequence": 2, "vectors": []}
+    slow, fast = peer.keeper.exchange("a"), peer.keeper.exchange("b")
+    slow.begin(head)
+    fast.begin(head)
+    with fast.filling():
+        pass
+    with pytest.raises(Refused, match="later exchange"), slow.filling():
+        pass
+    with pytest.raises(Refused, match="later exchange"):
+        slow.finish(head)
+
+
+def prepare(peer: Direct, sequence: int, value: list[float], clock: int = 4) -> bool:
+    """A commit of worker 0, laid down and prepared."""
+    peer.put({"rank": 0, "incarnation": 0, "sequence": sequence}, {"value": torch.tensor(value)})
+    head = _head_of(Commit(0, sequence, 3, torch.empty(0), 1, lr=0.1))
+    told = {"clock": clock, "commits": [head], "live": [0, 1], "working": [0, 1], "counts": [1, 1], "speeds": [0.0, 0.0]}
+    return peer.ask("prepare", {"protocol": PROTOCOL, "life": LIFE, **told, "progress": 0.5})["finite"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_update_that_came_to_nothing_leaves_what_workers_were_given(tmp_path, monkeypatch, killed):
+    monkeypatch.setattr(update, "BLOCK", 2)  # the first block is sound, and its answer written, when the second is not
+    given = torch.tensor([0.5, 1.0, 2.0, 2e38])
+    peers = []
+    for name in ("a", "b"):
+        peer = Direct(pg.ADAG(window=1), tmp_path / name, 1, lambda: "")
+        (tmp_path / name).mkdir()
+        head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+        peer.exchange(head, {"value": torch.tensor([0.0, 1.0, 2.0, 2e38]), "answer.0": given}, lambda back: {})
+        peers.append(peer)
+    peer, fresh = peers
+    assert not prepare(peer, 2, [0.1, 0.1, 0.1, 3e38])
+    if killed:
+        peer.revive()
+    else:
+        assert not torch.equal(peer.keeper.held.center.answers[0], given)
+    assert torch.equal(peer.keeper.held.tensors(3)["answer.0"], given)
+    assert prepare(peer, 3, [0.1, 0.2, 0.3, 0.4])
+    assert prepare(fresh, 3, [0.1, 0.2, 0.3, 0.4])
+    for one in peers:
+        one.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": 4, "waiting": []})
+    assert torch.equal(peer.keeper.held.center.value, fresh.keeper.held.center.value)
+    assert torch.equal(peer.keeper.held.answer(0, 4), fresh.keeper.held.center.value)
+
+
+def test_what_a_worker_is_handed_after_an_update_came_to_nothing_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(update, "BLOCK", 2)
+    peer = Direct(pg.ADAG(window=1), tmp_path, 1, lambda: "")
+    value = torch.tensor([0.0, 1.0, 2.0, 2e38])
+    head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+    peer.exchange(head, {"value": value, "answer.0": value + 1}, lambda back: {})
+    peer.keeper.held.center.answers[0].copy_(torch.tensor([0.5, 1.0, 2.0, 2e38]))
+    assert not prepare(peer, 2, [0.1, 0.1, 0.1, 3e38])
+    peer.ask("hand", {"protocol": PROTOCOL, "life": LIFE, "worker": 0, "clock": 3})
+    for _ in range(2):
+        assert torch.equal(peer.keeper.held.tensors(3)["answer.0"], value)
+        peer.revive()
+
+
+def test_a_shard_that_is_ahead_by_one_gives_what_it_held_before(tmp_path):
+    peer = filled(tmp_path, pg.AGN())
+    before = {name: tensor.clone() for name, tensor in peer.keeper.held.tensors(3).items()}
+    assert prepare(peer, 2, [1.0, 1.0, 1.0, 1.0])
+    for _ in range(2):  # said again, it changes nothing twice
+        peer.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": 4, "waiting": []})
+    assert torch.equal(peer.keeper.held.tensors(4)["value"], before["value"] + 1)
+    assert torch.equal(peer.keeper.held.tensors(3)["value"], before["value"])
+    room = torch.empty(4)
+    pull = {"op": "pull", "life": LIFE}
+    assert peer.exchange({**pull, "clock": 3}, {}, lambda back: {"value": room}) == {}
+    assert torch.equal(room, before["value"])
+    assert prepare(peer, 3, [1.0, 1.0, 1.0, 1.0], clock=5)
+    assert peer.exchange({**pull, "clock": 3}, {}, lambda back: {}) == {"passed": True}
+    assert peer.exchange({**pull, "clock": 4}, {}, lambda back: {"value": room}) == {}
+    assert torch.equal(room, before["value"] + 1)
+    with pytest.raises(Malformed, match="nothing of clock 2"):
+        peer.keeper.held.tensors(2)
