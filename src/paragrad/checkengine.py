@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import load_file
@@ -28,6 +29,14 @@ ASIDE = {"directory", "checkpoint"}
 """What callbacks are told, and the record does not hold, or not where time is virtual."""
 
 
+@runtime_checkable
+class KnowsAlone(Protocol):
+    """An engine of which more than one field goes by the number of workers."""
+
+    def alone(self) -> Any:
+        """The same with one worker."""
+
+
 def check_engine(engine: Engine) -> tuple[str, ...]:
     """Run every law on an engine, through ``pg.train``; raise ``LawBroken`` with all that do not hold, else name those that do.
 
@@ -37,7 +46,7 @@ def check_engine(engine: Engine) -> tuple[str, ...]:
     if not is_dataclass(engine) or isinstance(engine, type) or not hasattr(engine, "workers") or not hasattr(engine, "run"):
         raise UsageError(f"check_engine wants an engine, such as pg.Local(workers=2), but was given {engine!r}.")
     try:
-        alone = replace(engine, workers=1)
+        alone = engine.alone() if isinstance(engine, KnowsAlone) else replace(engine, workers=1)
     except ParagradError as error:
         raise UsageError(
             f"One law is about a lone worker, but {engine!r} cannot be had with workers=1 ({error}). Check one that can."

@@ -30,7 +30,15 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("engine", [pg.Local(workers=2, threads=1), pg.Vector(workers=3)], ids=lambda e: type(e).__name__)
+ENGINES = [
+    pg.Local(workers=2, threads=1),
+    pg.Vector(workers=3),
+    pg.Network(workers=2, here=2, threads=1),
+    pg.Network(workers=2, here=2, threads=1, shared=False),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["local", "vector", "network beside", "network away"])
 def test_the_engines_obey_the_laws(engine):
     held = pg.check_engine(engine)
     assert len(held) == len(LAWS)

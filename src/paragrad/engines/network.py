@@ -108,6 +108,10 @@ class Network:
         """Threads of each worker that this process starts."""
         return self.threads or max(1, processes.usable_cores() // max(1, self.here))
 
+    def alone(self) -> Network:
+        """The same with one worker, which is started here if any was."""
+        return replace(self, workers=1, here=min(self.here, 1), min_workers=None)
+
     def threads_for(self, learner: Learner) -> int:
         """Threads that a worker's model computes with, where this process starts it."""
         return self.threads_each
@@ -303,7 +307,7 @@ class _Crew(Crew):
     def _tell_where(self) -> None:
         engine = self.engine
         told = {"workers": engine.workers, "here": engine.here, "directory": str(self.session.directory)}
-        self.session.say("listening", address=self._endpoint.address, **told)
+        self.session.emit("listening", address=self._endpoint.address, **told)
 
     def _begin(self) -> None:
         self._begun = True
@@ -434,7 +438,7 @@ class _Crew(Crew):
         if not self._begun and not self._told_of_waiting and now - self._opened_at > 2.0:
             self._told_of_waiting = True
             joined = sum(guest.ready for guest in self._guests())
-            self.session.say("waiting", needed=self.engine.min_workers or self.engine.workers, joined=joined)
+            self.session.emit("waiting", needed=self.engine.min_workers or self.engine.workers, joined=joined)
 
     def _tell(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "away":
