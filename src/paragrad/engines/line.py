@@ -88,6 +88,7 @@ class Line:
         self._lost = False
         self._closing = threading.Event()
         self._staying: threading.Thread | None = None
+        self._new = True
 
     # -- finding the center ---------------------------------------------------------------------------------
 
@@ -206,6 +207,7 @@ class Line:
                     return
                 continue
             try:
+                self._new = True
                 self._the_client().stay(_who(place), self._beat, self._heard)
             except Ended as ended:
                 self._over = str(ended)
@@ -217,8 +219,11 @@ class Line:
                         self._lost = True
 
     def _beat(self) -> dict[str, Any] | None:
-        place = self.place
-        if self._closing.wait(1.0 if place is None else place.beat) or self._lost or self._over is not None:
+        place, pause = self.place, 0.0
+        if not self._new:  # the first goes out at once: who is there shall be known
+            pause = 1.0 if place is None else place.beat
+        self._new = False
+        if self._closing.wait(pause) or self._lost or self._over is not None:
             return None
         return {}
 

@@ -257,7 +257,7 @@ class _Crew(Crew):
         until = time.monotonic() + FAREWELL
         while time.monotonic() < until:
             with self.reception.lock:
-                here = [g for g in self.reception.guests if g is not None and g.stays and not g.told and not g.finished]
+                here = [g for g in self.reception.guests if g is not None and g.here and not g.told]
             if not here:
                 return
             time.sleep(0.02)

@@ -43,12 +43,13 @@ class Endpoint:
         may be listed and gone, or replaced, at the same time."""
         path = directory / FILE
         try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            told = json.loads(path.read_text(encoding="utf-8"))
+            found = cls(**{**told, "shards": tuple(told.get("shards", ()))})
             split_address(str(found.address))
             return found
         except OSError as error:
             raise TransportError(f"{str(path)!r} cannot be read now ({error.strerror}).") from None
-        except (ValueError, TypeError, UsageError) as error:
+        except (ValueError, TypeError, AttributeError, UsageError) as error:
             raise UsageError(f"{str(path)!r} does not say where a center is ({error}).") from None
 
 
