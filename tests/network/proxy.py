@@ -62,7 +62,11 @@ class Proxy:
                 if self.dark:
                     near.close()
                     continue
-                far = socket.create_connection(self._target)
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    near.close()
+                    continue
                 self._pairs.append((near, far))
                 self._all.append((near, far))
                 for source, sink, back in ((near, far, False), (far, near, True)):

@@ -24,6 +24,7 @@ from paragrad.engines import networkworker, processes
 from paragrad.errors import WorkerError
 from paragrad.record import read
 from paragrad.transport import endpoint
+from paragrad.transport.endpoint import TOKEN
 from paragrad.transport.flight import SCHEMA, _write_vectors
 from paragrad.transport.message import encode
 from tests.conftest import Watch, every_batch_once
@@ -145,6 +146,20 @@ def test_a_joiner_that_finds_all_places_taken_has_that_of_a_lost_one(tmp_path):
     assert set(whose) == {0, 1}
     lost = [event.data["reason"] for event in read(scene.out) if event.kind == "lost"]
     assert lost == ["its connection ended"]
+
+
+def test_a_joiner_that_never_had_a_place_hears_of_the_end(tmp_path):
+    """By an address alone: it has no directory to see the end in."""
+    with Scene(gated(tmp_path, workers=1), tmp_path / "scene") as scene:
+        scene.serve()
+        scene.join()
+        scene.until_commits(3)
+        scene.join(where=scene.endpoint().address, token_file=scene.out / TOKEN, shared=False)
+        log = scene.folder / "worker-1.log"
+        scene.until(lambda: log.exists() and "All places are taken; this worker waits for one." in log.read_text())
+        scene.open_gate()
+        scene.wait()
+        assert "ended: finished" in log.read_text()
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -38,7 +38,7 @@ FAREWELL = 3.0
 class Network:
     """The center listens at an address; workers join from any host, and may leave and come at any time.
 
-    Choose it when one machine is not enough, and nothing else (Slurm's srun, ssh) is needed to start workers there.
+    Choose it when one machine is not enough: workers are started on the others by hand, over ssh, or by Slurm's srun.
     Not on one machine alone: local does the same without a port.
     """
 
@@ -254,11 +254,13 @@ class _Crew(Crew):
         super().__exit__(*details)
 
     def _say_farewell(self) -> None:
-        until = time.monotonic() + FAREWELL
-        while time.monotonic() < until:
+        """All hear of the end who are there, or wait for a place: who hears nothing waits for the center to come back."""
+        began = time.monotonic()
+        while time.monotonic() < began + FAREWELL:
             with self.reception.lock:
-                here = [g for g in self.reception.guests if g is not None and g.here and not g.told]
-            if not here:
+                here = any(g is not None and g.here and not g.told for g in self.reception.guests)
+                wait = any(asked > began - FAREWELL for asked in self.reception.queue.values())
+            if not here and not wait:
                 return
             time.sleep(0.02)
 

@@ -108,6 +108,8 @@ class Reception:
         """Events for the record, which is not this room's."""
         self.failures: list[tuple[Guest, str]] = []
         """Exceptions of workers, as text."""
+        self.queue: dict[str, float] = {}
+        """Workers for whom there was no place, by their keys, and when they asked: they ask again."""
         self.stopping: str | None = None
         self._news = threading.Condition(self.lock)
         self._job = job
@@ -175,6 +177,7 @@ class Reception:
         shared = self._shares is not None and head.get("boot") == boot() and head.get("uid") == os.getuid()
         shared = shared and head.get("shared") is True
         with self.lock:
+            self.queue.pop(key, None)
             if self.stopping is not None:
                 return {"stop": self.stopping}
             if self.closed and head.get("back") is True:
@@ -186,6 +189,7 @@ class Reception:
                 return {"gone": True}
             rank = self._free_place(key, head.get("rank")) if guest is None else guest.rank
             if rank is None:
+                self.queue[key] = time.monotonic()
                 return {"full": len(self.guests)}
             guest = guest or self._seated(rank, key)
             pid = head.get("pid")
