@@ -45,8 +45,8 @@ EXCHANGES: dict[str, Callable[[int, float], measure.Stamps | None]] = {
     FLIGHT: network,
     TLS: partial(network, tls="on"),
     BESIDE: partial(network, shared=True),
-    INT8: partial(network, codec="int8"),
-    TOPK: partial(network, codec="topk:share=0.01"),
+    INT8: partial(network, codec=pg.Int8()),
+    TOPK: partial(network, codec=pg.TopK(0.01)),
     "torch RPC (TCP)": exchange.rpc,
     "Ray actor": exchange.ray_actor,
 }
@@ -54,12 +54,7 @@ EXCHANGES: dict[str, Callable[[int, float], measure.Stamps | None]] = {
 
 def one(threads: int, seconds: float) -> measure.Stamps:
     """A plain PyTorch loop."""
-    return measure.together(_plain, 1, threads, seconds=seconds, rows=BATCH)
-
-
-def _plain(rank: int, workers: int, threads: int) -> peers.Step:
-    torch.set_num_threads(threads)
-    return peers.plain(rank, workers, MODEL, "sgd", BATCH)
+    return measure.together(peers.plain_on_threads, 1, threads, MODEL, "sgd", BATCH, seconds=seconds, rows=BATCH)
 
 
 def two(seconds: float) -> measure.Stamps:

@@ -223,6 +223,12 @@ def plain(rank: int, workers: int, spec: str, optimizer: str, batch: int) -> Ste
     return _loop(model, optimizer_of(optimizer, model.parameters()), batch, rank)
 
 
+def plain_on_threads(rank: int, workers: int, threads: int, spec: str, optimizer: str, batch: int) -> Step:
+    """The same with more threads than one."""
+    torch.set_num_threads(threads)
+    return plain(rank, workers, spec, optimizer, batch)
+
+
 def plain_keeping_heap(rank: int, workers: int, spec: str, optimizer: str, batch: int) -> Step:
     """The same with a malloc that keeps large blocks, as paragrad's workers have it: the advantage is not the exchange's."""
     mallopt = ctypes.CDLL(None).mallopt
