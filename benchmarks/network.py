@@ -15,9 +15,9 @@ import torch
 import paragrad as pg
 from paragrad import models
 
-LIMIT = "bare TCP"
-FLIGHT, TLS, BESIDE, INT8, TOPK = "Flight", "Flight, TLS", "Flight, shared memory", "Flight, int8", "Flight, top-k 1 %"
-TARGETS = {FLIGHT: ">= 0.4"}
+LIMIT, ALONE = "bare TCP", "Flight alone"
+FLIGHT, TLS, BESIDE, INT8, TOPK = (f"the engine{more}" for more in ("", ", TLS", ", shared memory", ", int8", ", top-k 1 %"))
+TARGETS = {ALONE: ">= 0.4"}
 MODEL, BATCH = "mlp:1000-1000-600", 128
 """2,398,210 parameters on MNIST's shape."""
 ONE, ALL, TWO = "one process, one thread", "one process, both cores", "two network workers, AGN(window=15)"
@@ -40,8 +40,16 @@ def tcp(workers: int, seconds: float) -> measure.Stamps:
         return measure.together(peers.tcp, workers + 1, *arguments, seconds=seconds)
 
 
+def transport(workers: int, seconds: float) -> measure.Stamps:
+    """Flight alone, as paragrad uses it, without a center behind it."""
+    with measure.folder() as folder:
+        arguments = (str(folder / "meeting"), exchange.PARAMETERS)
+        return measure.together(peers.flight, workers + 1, *arguments, seconds=seconds)
+
+
 EXCHANGES: dict[str, Callable[[int, float], measure.Stamps | None]] = {
     LIMIT: tcp,
+    ALONE: transport,
     FLIGHT: network,
     TLS: partial(network, tls="on"),
     BESIDE: partial(network, shared=True),
