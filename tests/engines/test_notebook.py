@@ -61,8 +61,9 @@ class Notebook:
 
     def ask(self, expression: str) -> Any:
         """A value in the kernel."""
-        (output,) = self.run(f"import json; print(json.dumps({expression}))")
-        return json.loads(output["text"])
+        outputs = self.run(f"import json; print(json.dumps({expression}))")
+        # What an earlier cell has started may still have something to say.
+        return json.loads(next(text for text in reversed(shown(outputs).splitlines()) if text[:1] in '[{"-0123456789tfn'))
 
     def interrupt(self) -> None:
         """What the stop button does: the signal goes to the kernel and to all that it has started."""

