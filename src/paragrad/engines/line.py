@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from paragrad.engines.memory import DTYPES, boot
+from paragrad.engines.memory import boot
+from paragrad.engines.shared import Layout, layout_from
 from paragrad.errors import ParagradError, UsageError
 from paragrad.transport.endpoint import FILE, TOKEN, Endpoint, read_token
 from paragrad.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors
@@ -52,7 +51,7 @@ class Place:
     beat: float
     file: str | None = None
     """The center's memory, where the worker is on its machine."""
-    layout: Mapping[str, tuple[int, int, torch.dtype]] | None = None
+    layout: Layout | None = None
     shards: Sequence[tuple[int, int, str]] = ()
     """From where to where each goes that holds a slice of the center, and its address."""
 
@@ -288,9 +287,7 @@ class Line:
         if "full" in told or "gone" in told:
             return None
         layout = told.pop("layout", None)
-        if layout is not None:
-            layout = {name: (offset, length, DTYPES[dtype]) for name, (offset, length, dtype) in layout.items()}
-        self.place = Place(**told, layout=layout)
+        self.place = Place(**told, layout=None if layout is None else layout_from(layout))
         return self.place
 
     def _ask(self, name: str, head: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from paragrad.center import Center
 from paragrad.checkpoint import Checkpoint
-from paragrad.engines.shared import Segment
+from paragrad.engines.shared import Segment, layout_from, plain_layout
 from paragrad.errors import ParagradError
 
 SIDECAR = "center.json"
@@ -26,9 +26,6 @@ FAST = Path("/dev/shm")
 """Where the file lies if there is room: nothing of it is ever written to a disk."""
 PAGE = 1 << 20
 """Bytes for the numbers, besides those for the mini-batches on lease."""
-DTYPES = {
-    str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.uint8, torch.float16, torch.bfloat16)
-}
 
 
 class Memory:
@@ -36,11 +33,12 @@ class Memory:
 
     def __init__(self, directory: Path, *, size: int, workers: int, window: int) -> None:
         self._sidecar = directory / SIDECAR
-        self._earlier = [Path(name) for name in _told(self._sidecar).get("files", ())]
-        self.path = _place(directory, size) / f"paragrad-{secrets.token_hex(8)}.center"
-        self._write({**_told(self._sidecar), "files": [str(path) for path in (*self._earlier, self.path)]})
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self.segment = Segment(fd, {})
+        told = read_note(self._sidecar)
+        self._earlier = [Path(name) for name in told.get("files", ())]
+        self.path = new_name(directory, size, "center")
+        # All files that may be there are named, also those of a center that was killed before it had begun.
+        write_note(self._sidecar, {**told, "files": [str(path) for path in (*self._earlier, self.path)]})
+        self.segment = new_segment(self.path)
         room = PAGE + 64 * workers * window
         self._pages = [self.segment.allocate(f"page{i}", room, torch.uint8).numpy() for i in (0, 1)]
         self._kept = self.segment.allocate("kept", 1, torch.int64).numpy()
@@ -87,18 +85,9 @@ class Memory:
 
     def _publish(self) -> None:
         """Write down where the file is, and what lies where in it."""
-        layout = {name: [offset, length, str(dtype)] for name, (offset, length, dtype) in self.segment.layout.items()}
         files = [str(path) for path in (*self._earlier, self.path)]
-        self._write({"file": str(self.path), "files": files, "boot": boot(), "layout": layout})
-        self._laid_out = len(layout)
-
-    def _write(self, told: dict[str, Any]) -> None:
-        """Whole or not at all. ``files``: all that may be there, also of a center that was killed before it had begun."""
-        aside = self._sidecar.with_suffix(".tmp")
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(told, file)
-        aside.rename(self._sidecar)
+        write_note(self._sidecar, {"files": files, **whereabouts(self.path, self.segment)})
+        self._laid_out = len(self.segment.layout)
 
     def discard(self) -> None:
         """The run is over, or a checkpoint holds it."""
@@ -121,15 +110,10 @@ class Memory:
 
 def left_in(directory: Path) -> Checkpoint | None:
     """What a center that was killed has left in a run directory, if it did so on this machine since it was started."""
-    told = _told(directory / SIDECAR)
-    if "file" not in told or told["boot"] != boot():
+    told = read_note(directory / SIDECAR)
+    segment = segment_of(told)
+    if segment is None:
         return None
-    try:
-        fd = os.open(told["file"], os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    layout = {name: (offset, length, DTYPES[dtype]) for name, (offset, length, dtype) in told["layout"].items()}
-    segment = Segment(fd, layout)
     try:
         return _read(segment, Path(told["file"]))
     finally:
@@ -166,18 +150,52 @@ def boot() -> str:
     return ""
 
 
-def _place(directory: Path, size: int) -> Path:
-    """In memory if there is ample room, else beside the run."""
+# -- files, and notes of where they are ------------------------------------------------------------------------------
+
+
+def new_name(directory: Path, size: int, kind: str) -> Path:
+    """For a file of that many bytes: in memory if there is ample room, else beside the run."""
+    place = directory.resolve()
     with contextlib.suppress(OSError):
         free = os.statvfs(FAST)
         if free.f_bavail * free.f_frsize > 2 * size + (64 << 20) and os.access(FAST, os.W_OK):
-            return FAST
-    return directory.resolve()
+            place = FAST
+    return place / f"paragrad-{secrets.token_hex(8)}.{kind}"
 
 
-def _told(sidecar: Path) -> dict[str, Any]:
+def new_segment(path: Path) -> Segment:
+    """A file of nobody else's."""
+    return Segment(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def whereabouts(path: Path, segment: Segment) -> dict[str, Any]:
+    """What a note says of a file, so that another process of this machine can open it."""
+    return {"file": str(path), "boot": boot(), "layout": plain_layout(segment.layout)}
+
+
+def segment_of(told: Mapping[str, Any]) -> Segment | None:
+    """The file that a note tells of; None where there is none on this machine any more."""
+    if "file" not in told or told["boot"] != boot():
+        return None
     try:
-        told: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+        return Segment(os.open(told["file"], os.O_RDWR | os.O_CLOEXEC), layout_from(told["layout"]))
+    except FileNotFoundError:
+        return None
+
+
+def write_note(note: Path, told: Mapping[str, Any]) -> None:
+    """Whole or not at all, and for its owner alone."""
+    aside = note.with_suffix(".tmp")
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        json.dump(told, file)
+    aside.rename(note)
+
+
+def read_note(note: Path) -> dict[str, Any]:
+    """The inverse; nothing where there is none."""
+    try:
+        told: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return told

@@ -254,7 +254,7 @@ class Beside(Joined):
     def _open(job: Job, learner: Learner, place: Place) -> tuple[Slot, Reader, Vector | None]:
         assert place.file is not None
         assert place.layout is not None
-        segment = Segment(_opened(Path(place.file)), dict(place.layout))
+        segment = Segment(_opened(Path(place.file)), place.layout)
         slot = Slot.make(
             lambda name, length, dtype: segment.tensor(name),
             place.rank,

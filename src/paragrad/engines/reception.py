@@ -17,8 +17,8 @@ import torch
 from paragrad.center import Center
 from paragrad.codecs.codec import Codec, size
 from paragrad.engines.localworker import Reader
-from paragrad.engines.memory import DTYPES, boot
-from paragrad.engines.shared import Segment
+from paragrad.engines.memory import boot
+from paragrad.engines.shared import Segment, plain_layout
 from paragrad.engines.slot import MESSAGE, Op, Slot
 from paragrad.errors import UsageError
 from paragrad.job import Job
@@ -211,9 +211,7 @@ class Reception:
                 "shards": self.shards,
             }
             if guest.shared:
-                names = {str(dtype): name for name, dtype in DTYPES.items()}
-                layout = {name: [o, n, names[str(d)]] for name, (o, n, d) in self._segment.layout.items()}
-                told |= {"file": self._shares, "layout": layout}
+                told |= {"file": self._shares, "layout": plain_layout(self._segment.layout)}
             return told
 
     def _hear_of_shard(self, head: dict[str, Any]) -> dict[str, Any]:

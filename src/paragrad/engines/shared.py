@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -19,10 +19,14 @@ LARGE = 65_536
 """Bytes from which an array is shared instead of being copied into each process."""
 
 
+Layout: TypeAlias = dict[str, tuple[int, int, torch.dtype]]
+"""Of every tensor in a segment: where it begins, its length, its type."""
+
+
 class Segment:
     """Named tensors in one memfd; another process opens the same from ``fd`` and ``layout``."""
 
-    def __init__(self, fd: int | None = None, layout: dict[str, tuple[int, int, torch.dtype]] | None = None) -> None:
+    def __init__(self, fd: int | None = None, layout: Layout | None = None) -> None:
         self.fd = os.memfd_create("paragrad", os.MFD_CLOEXEC) if fd is None else fd
         self.layout = dict(layout or {})
         self._end = max((offset + _pages(length * _size(dtype)) for offset, length, dtype in self.layout.values()), default=0)
@@ -53,6 +57,16 @@ class Segment:
         """Let go of the descriptor; tensors in use keep their memory."""
         self._open.clear()
         os.close(self.fd)
+
+
+def plain_layout(layout: Layout) -> dict[str, list[Any]]:
+    """A layout in what JSON has."""
+    return {name: [offset, length, str(dtype).removeprefix("torch.")] for name, (offset, length, dtype) in layout.items()}
+
+
+def layout_from(plain: Mapping[str, Sequence[Any]]) -> Layout:
+    """The inverse."""
+    return {name: (offset, length, getattr(torch, dtype)) for name, (offset, length, dtype) in plain.items()}
 
 
 def reserve(fd: int, offset: int, size: int) -> None:
