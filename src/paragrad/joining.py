@@ -34,7 +34,7 @@ from paragrad.optim.choice import Optimizer
 from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
 from paragrad.train import EVALUATION_BATCH
-from paragrad.transport.endpoint import Endpoint, read_token, split_address
+from paragrad.transport.endpoint import Endpoint, address_of, read_token, split_address
 
 FROM_FILES = (".py", ".keras")
 """Models by name that run code of a file."""
@@ -118,7 +118,7 @@ def _place(where: str | Path, certificate: str | Path | None) -> Path | Endpoint
         pem = None if certificate is None else Path(certificate).read_text(encoding="ascii")
     except OSError as error:
         raise UsageError(f"The certificate {str(certificate)!r} cannot be read ({error.strerror}).") from None
-    return Endpoint(f"{f'[{host}]' if ':' in host else host}:{port}", pem)
+    return Endpoint(address_of(host, port), pem)
 
 
 def _is_directory(where: str | Path) -> bool:

@@ -87,7 +87,7 @@ class Company:
         reception.life, reception.closed = self.life, True
         reception.announced = dict.fromkeys(range(self._shards - engine.shards_elsewhere, self._shards))
         host, _ = endpoint.split_address(engine.address)
-        self._host, self._name = f"[{host}]" if ":" in host else host, engine.advertise or endpoint.advertised(host)
+        self._host, self._name = host, engine.advertise or endpoint.advertised(host)
         self._pair = pair
 
     def begin(self, token: str) -> bool:
@@ -177,7 +177,7 @@ class Company:
 
     def _launch(self, k: int, *, incarnation: int = 0, before: str | None = None) -> Child:
         rank = self._crew.engine.workers + 2 + k
-        places = (*(() if before is None else (f"{self._host}:{before.rpartition(':')[2]}",)), f"{self._host}:0")
+        ports = (0,) if before is None else (endpoint.split_address(before)[1], 0)
         child = self._crew._start(
             rank,
             incarnation=incarnation,
@@ -186,7 +186,7 @@ class Company:
             name=f"shard-{k + 1}",
             index=k + 1,
             life=self.life,
-            addresses=places,
+            addresses=tuple(endpoint.address_of(self._host, port) for port in ports),
             pair=self._pair,
         )
         self._crew.session.emit("shard", index=k + 1, pid=child.process.pid, incarnation=incarnation)
@@ -201,7 +201,7 @@ class Company:
             ready.poll(500)
             for message in child.notes.read():
                 if "listening" in message:
-                    return f"{self._name}:{message['listening']}"
+                    return endpoint.address_of(self._name, message["listening"])
                 if "error" in message:
                     raise ParagradError(f"Shard {k + 1} could not begin.\n\n{message['error'].rstrip()}")
         raise TransportError(f"Shard {k + 1} has not begun to listen.")

@@ -217,16 +217,16 @@ class _Crew(Crew):
         host, port = endpoint.split_address(engine.address)
         wanted = port or _port_before(directory)
         try:
-            self._server = flight.Server(self.reception, f"{_bracketed(host)}:{wanted}", token, pair)
-        except Exception as error:
+            self._server = flight.Server.listen(self.reception, endpoint.address_of(host, wanted), token, pair)
+        except TransportError as error:
             if port or not wanted:
-                raise UsageError(f"The center cannot listen at {engine.address}: {error}") from None
-            self._server = flight.Server(self.reception, f"{_bracketed(host)}:0", token, pair)
-        own = engine.certificate is not None
+                raise UsageError(f"{error} Give another address, or port 0 for any that is free.") from None
+            self._server = flight.Server.listen(self.reception, endpoint.address_of(host, 0), token, pair)
+        name = engine.advertise or endpoint.advertised(host)
         self._endpoint = Endpoint(
-            address=f"{engine.advertise or endpoint.advertised(host)}:{self._server.port}",
+            address=endpoint.address_of(name, self._server.port),
             certificate=None if pair is None else pair[0].decode(),
-            hostname=(engine.advertise or endpoint.advertised(host)) if own else None,
+            hostname=None if engine.certificate is None else name,
         )
         self._endpoint.write(directory)
 
@@ -501,10 +501,6 @@ class _Crew(Crew):
         self._mourn(rank, member)
         self._deaths[rank] = member.deaths
         self._hire(rank, member.incarnation + 1)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _port_before(directory: Path) -> int:

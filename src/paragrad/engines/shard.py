@@ -18,7 +18,7 @@ from paragrad.engines.localworker import Post, guarded, note
 from paragrad.engines.slice import Slice
 from paragrad.job import Job
 from paragrad.schemes.scheme import Scheme
-from paragrad.transport.message import PROTOCOL, Malformed, Refused, Vectors, declared
+from paragrad.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors, declared
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ShardPost(Post):
     life: str = ""
     """Of the center: it is another one when that was started again."""
     addresses: tuple[str, ...] = ()
-    """Where to listen: at the first of them that is free."""
+    """Where to listen: where an earlier process did, if there was one and that is free, else at the last."""
     pair: tuple[bytes, bytes] | None = None
 
 
@@ -44,13 +44,13 @@ def _serve(post: Post, job: Job) -> None:
     assert isinstance(post, ShardPost)
     assert post.line is not None
     keeper = Keeper(job.scheme, post.line.directory, post.index, post.life)
-    server = None
-    for address in post.addresses:
-        with contextlib.suppress(Exception):
-            server = Server(keeper, address, post.line.token, post.pair)
-            break
-    if server is None:
-        raise OSError(f"Shard {post.index} cannot listen at {' or '.join(post.addresses)}.")
+    *wished, other = post.addresses
+    try:
+        server = Server.listen(keeper, next(iter(wished), other), post.line.token, post.pair)
+    except TransportError:
+        if not wished:
+            raise
+        server = Server.listen(keeper, other, post.line.token, post.pair)
     note(post.notes.open(), {"listening": server.port, "loaded": keeper.held is not None})
     while True:
         signal.pause()

@@ -40,10 +40,10 @@ def serve(
     host, port = endpoint.split_address(listen or ("127.0.0.1:0" if pair is None else "0.0.0.0:0"))
     keeper = Keeper(scheme, directory.resolve(), index, about["life"])
     try:
-        server = flight.Server(keeper, f"{f'[{host}]' if ':' in host else host}:{port}", read_token(directory / TOKEN), pair)
-    except Exception as error:
-        raise UsageError(f"The shard cannot listen at {listen}: {error}") from None
-    address = f"{advertise or endpoint.advertised(host)}:{server.port}"
+        server = flight.Server.listen(keeper, endpoint.address_of(host, port), read_token(directory / TOKEN), pair)
+    except TransportError as error:
+        raise UsageError(f"{error} Give another address to --listen.") from None
+    address = endpoint.address_of(advertise or endpoint.advertised(host), server.port)
     say(f"Shard {index} of {directory} listens at {address}.")
     seen = time.monotonic()
     while not keeper.ended.wait(BEAT if keeper.held is not None else 0.1):

@@ -87,6 +87,11 @@ def split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def address_of(host: str, port: int | str) -> str:
+    """The inverse."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach it."""
     try:
@@ -101,8 +106,7 @@ def advertised(host: str) -> str:
         everywhere = ipaddress.ip_address(host).is_unspecified
     except ValueError:
         everywhere = False
-    name = socket.gethostname() if everywhere else host
-    return f"[{name}]" if ":" in name else name
+    return socket.gethostname() if everywhere else host
 
 
 def self_signed(directory: Path, hostname: str) -> tuple[bytes, bytes]:

@@ -66,6 +66,14 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             middleware={"token": _Tokens(token, host)},
         )
 
+    @classmethod
+    def listen(cls, host: Hosts, address: str, token: str, certificate: tuple[bytes, bytes] | None = None) -> Server:
+        """Begin; raises ``TransportError`` where the address is taken, or is not this machine's."""
+        try:
+            return cls(host, address, token, certificate)
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            raise TransportError(f"{address} cannot be listened at: {_first_line(str(error))}") from None
+
     def do_action(self, context: Any, action: Any) -> list[Any]:
         with _told(context, self._host):
             answer = self._host.ask(action.type, decode(action.body), context.peer())
