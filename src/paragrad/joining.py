@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from paragrad.engines.line import PATIENCE, Ended, Line
 from paragrad.engines.localworker import warm_learner
 from paragrad.engines.networkworker import same_as, work_on
 from paragrad.engines.processes import usable_cores
+from paragrad.engines.signals import sigterm_as_ctrl_c
 from paragrad.errors import UsageError
 from paragrad.factories import learner_factory
 from paragrad.job import Job
@@ -76,7 +74,7 @@ def join(
     torch.set_num_threads(threads or usable_cores())
     devices.check(device)
     try:
-        with _leaving_when_told():
+        with sigterm_as_ctrl_c():
             job = _job(line.about(), model, data, holdout, loss, optimizer, scheme, codec, allow_import)
             learner = warm_learner(job, device)
             same = same_as(job, learner)
@@ -95,19 +93,6 @@ def join(
     finally:
         line.close()
     return "finished"
-
-
-@contextlib.contextmanager
-def _leaving_when_told() -> Iterator[None]:
-    """What ends jobs on a cluster is a wish to leave, as Ctrl-C is. Where a program has a mind of its own, it keeps it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _place(where: str | Path, certificate: str | Path | None) -> Path | Endpoint:

@@ -204,7 +204,7 @@ def test_a_run_that_was_stopped_with_windows_in_flight_goes_on(model, rows, tmp_
 def test_the_gradient_of_the_window_in_flight_does_not_lie_where_the_center_reads():
     job = job_of(pg.SyncSGD(overlap=1))
     learner = job.make_learner("cpu")
-    slot = Slot.make(private, 0, job.scheme, like=learner.weights, buffers=0, integers=0, window=2, by_reference=False)
+    slot = Slot.make(private, 0, job, learner, window=2)
     exchange = Exchange(job, learner, slot, _Nobody(), workers=1, incarnation=0, answer=None, home=None)
     exchange.me.gradient.fill_(3.0)
     assert not bool((slot.value == 3.0).any())

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paragrad.cli.signals import not_ended_by_usr1, sigterm_as_ctrl_c
+from paragrad.engines.signals import not_ended_by_usr1, sigterm_as_ctrl_c
 
 ENDED = {
     "finished": "All rows are used: the run is done.",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paragrad import options
-from paragrad.cli.signals import not_ended_by_usr1
+from paragrad.engines.signals import not_ended_by_usr1
 from paragrad.errors import UsageError
 
 HOW = "Where workers come from"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paragrad import options
-from paragrad.cli.signals import not_ended_by_usr1
+from paragrad.engines.signals import not_ended_by_usr1
 from paragrad.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
@@ -87,7 +88,7 @@ def longest_window(job: Job) -> int:
     return min(job.plan.positions, job.scheme.window * (1 + job.scheme.overlap))
 
 
-class Crew:
+class Crew(ABC):
     """Hears of commits, applies them, delivers the answers; validates and saves beside that. Who the workers are, and how an
     answer reaches one, is for those who inherit it to say."""
 
@@ -121,14 +122,12 @@ class Crew:
             Slot.make(
                 segment.allocate,
                 rank,
-                job.scheme,
-                like=learner.weights[:length],
-                buffers=learner.buffers.numel(),
-                integers=learner.integers.numel(),
+                job,
+                learner,
                 window=self._window,
                 by_reference=bool(self.center.homes),
-                coded=job.codec is not None,
-                residuals=job.codec is not None and by_reference,
+                residuals=by_reference,
+                part=length,
             )
             for rank in range(engine.workers)
         ]
@@ -144,7 +143,7 @@ class Crew:
         self._begun = False
         self._partial = b""
         # A worker that asks whether there is a queue looks at the pipe: what is not yet being seen to must stay in it.
-        self._gulp = 1 if job.scheme.early else 64
+        self._gulp = 1 if job.scheme.sees_queue else 64
         self._signals = Signals(session, at_once=self._kill_all, waker=self._waker)
 
     # -- what those who inherit it say ------------------------------------------------------------------------
@@ -156,24 +155,24 @@ class Crew:
         """All processes of ours."""
         return [] if self._evaluator is None else [self._evaluator]
 
+    @abstractmethod
     def _announce(self, rank: int) -> None:
         """An answer lies in this worker's slot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _on_ready(self, rank: int, incarnation: int) -> None:
         """A worker has warmed up."""
-        raise NotImplementedError
 
-    def _on_commit(self, rank: int) -> None:
+    def _on_commit(self, rank: int) -> None:  # noqa: B027 - a hook: most have nothing to do here
         """A worker's commit is about to be received."""
 
+    @abstractmethod
     def _on_left(self, rank: int) -> None:
         """A worker has done all that there was for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _on_death(self, rank: int) -> None:
         """A process of ours has ended."""
-        raise NotImplementedError
 
     def _member(self, rank: int) -> Child:
         """The process of ours of that number: workers first, then the one that validates."""
@@ -185,18 +184,18 @@ class Crew:
         """How a process of ours finds a center that it does not share memory with."""
         return None
 
+    @abstractmethod
     def _mind(self, now: float) -> None:
         """Look after the workers, now and then."""
-        raise NotImplementedError
 
     def _shown(self) -> Segment:
         """Where the process that validates reads the center."""
         return self._segment
 
-    def _show(self) -> None:
+    def _show(self) -> None:  # noqa: B027 - a hook: most have nothing to do here
         """The center is about to be looked at there."""
 
-    def _heard(self) -> None:
+    def _heard(self) -> None:  # noqa: B027 - a hook: most have nothing to do here
         """Some messages have been seen to."""
 
     # -- life -----------------------------------------------------------------------------------------------

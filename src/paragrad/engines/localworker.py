@@ -307,16 +307,13 @@ class Posted(Exchange):
             )
         answer, home = f"answer{post.rank}", f"home{post.rank}"
         slot = Slot.make(
-            lambda name, length, dtype: segment.tensor(name),
+            lambda name, *_: segment.tensor(name),
             post.rank,
-            job.scheme,
-            like=center,
-            buffers=learner.buffers.numel(),
-            integers=learner.integers.numel(),
+            job,
+            learner,
             window=post.window,
             by_reference=home in post.layout,
-            coded=job.codec is not None,
-            residuals=job.codec is not None,
+            residuals=True,
         )
         super().__init__(
             job,
@@ -332,7 +329,7 @@ class Posted(Exchange):
     def run(self, request: Window) -> Done:
         """A window of local steps, and whether the center had a queue at its end."""
         done = super().run(request)
-        if self._job.scheme.early:
+        if self._job.scheme.sees_queue:
             done.busy = self._center_has_a_queue()
         return done
 

@@ -126,8 +126,11 @@ class Network:
         name = type(job.scheme).__name__
         if job.scheme.aliased:
             raise UsageError(f"The workers of {name} share their weights, which they cannot over a network: use engine local.")
-        if getattr(job.scheme, "zealous", False):
-            raise UsageError(f"{name}(zealous=True) looks at the center's queue, which a worker elsewhere cannot see.")
+        if job.scheme.sees_queue:
+            raise UsageError(
+                f"{job.scheme!r} ends windows by the center's queue, which a worker on another machine cannot see: use engine "
+                "local."
+            )
         if isinstance(job.train, Generated):
             raise UsageError(
                 f"{job.train.what} gives its rows once, to one process: workers elsewhere cannot have them. Use engine local, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def _exchange_of(job: Job, learner: Learner, line: Line, place: Place, aside: Th
     return (Spread if place.shards else Away)(job, learner, line, place, aside)
 
 
-class Joined(Exchange):
+class Joined(Exchange, ABC):
     """What both have in common: an exchange goes on in a thread of its own, so that a window may be computed meanwhile."""
 
     def __init__(self, line: Line, aside: ThreadPoolExecutor, *arguments: Any, **keywords: Any) -> None:
@@ -113,8 +114,9 @@ class Joined(Exchange):
             torch.set_num_threads(max(1, usable_cores() // self._neighbours))
         return super().receive()
 
+    @abstractmethod
     def _exchange(self) -> None:
-        raise NotImplementedError
+        """One exchange, to its answer."""
 
     def _head(self) -> dict[str, Any]:
         if self._commit is None:
@@ -127,17 +129,7 @@ class Away(Joined):
 
     def __init__(self, job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> None:
         like = learner.weights
-        slot = Slot.make(
-            private,
-            place.rank,
-            job.scheme,
-            like=like,
-            buffers=learner.buffers.numel(),
-            integers=learner.integers.numel(),
-            window=place.window,
-            by_reference=False,
-            coded=job.codec is not None,
-        )
+        slot = Slot.make(private, place.rank, job, learner, window=place.window)
         super().__init__(
             line,
             aside,
@@ -255,17 +247,7 @@ class Beside(Joined):
         assert place.file is not None
         assert place.layout is not None
         segment = Segment(_opened(Path(place.file)), place.layout)
-        slot = Slot.make(
-            lambda name, length, dtype: segment.tensor(name),
-            place.rank,
-            job.scheme,
-            like=learner.weights,
-            buffers=learner.buffers.numel(),
-            integers=learner.integers.numel(),
-            window=place.window,
-            by_reference=False,
-            coded=job.codec is not None,
-        )
+        slot = Slot.make(lambda name, *_: segment.tensor(name), place.rank, job, learner, window=place.window)
         return slot, Reader(segment), segment.tensor(f"answer{place.rank}") if place.answers else None
 
     def _exchange(self) -> None:

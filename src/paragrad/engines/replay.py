@@ -96,14 +96,11 @@ class _Stage:
             Slot.make(
                 private,
                 rank,
-                job.scheme,
-                like=learner.weights,
-                buffers=learner.buffers.numel(),
-                integers=learner.integers.numel(),
+                job,
+                learner,
                 window=longest_window(job),
                 by_reference=bool(self.center.homes),
-                coded=job.codec is not None,
-                residuals=job.codec is not None and not over_network,
+                residuals=not over_network,
             )
             for rank in range(workers)
         ]

@@ -1,13 +1,15 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 while an engine runs in this process."""
+"""Ctrl-C, SIGTERM and SIGUSR1: while an engine runs in this process, in a worker that has joined, and before either."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from paragrad.session import Session
+if TYPE_CHECKING:
+    from paragrad.session import Session
 
 
 class Signals:
@@ -43,3 +45,33 @@ class Signals:
             raise KeyboardInterrupt
         else:
             self._session.stop("interrupted")
+
+
+@contextlib.contextmanager
+def not_ended_by_usr1() -> Iterator[None]:
+    """SIGUSR1 asks a center for a checkpoint. Where there is none to write, as before the training and in a worker, it is
+    nothing; left alone it would end the process. Processes that are started meanwhile are deaf to it, too."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM, by which a job is ended or preempted, is a wish to leave, as Ctrl-C is: it raises KeyboardInterrupt, once.
+    Where a program has a mind of its own about it, it keeps it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a batch system may send one after that of the node
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -9,7 +9,8 @@ from enum import IntEnum
 
 import torch
 
-from paragrad.schemes.scheme import Scheme
+from paragrad.job import Job
+from paragrad.learners.learner import Learner
 from paragrad.state import Allocate
 from paragrad.types import Batches, Commit, Reply, Vector
 from paragrad.worker import DRAWN
@@ -61,17 +62,17 @@ class Slot:
         cls,
         allocate: Allocate,
         worker: int,
-        scheme: Scheme,
+        job: Job,
+        learner: Learner,
         *,
-        like: Vector,
-        buffers: int,
-        integers: int,
         window: int,
-        by_reference: bool,
-        coded: bool = False,
+        by_reference: bool = False,
         residuals: bool = False,
+        part: int | None = None,
     ) -> Slot:
-        """Allocate, or, with a segment's ``tensor`` for ``allocate``, open, the slot of a worker."""
+        """Allocate, or, with a segment's ``tensor`` for ``allocate``, open, the slot of a worker. ``residuals``: a codec's
+        lie in it, too. ``part``: it is for so many of the first values."""
+        scheme, like, coded = job.scheme, learner.weights[:part], job.codec is not None
 
         def tensor(name: str, length: int, dtype: torch.dtype) -> torch.Tensor:
             return allocate(f"slot{worker}.{name}", length, dtype)
@@ -83,15 +84,15 @@ class Slot:
             floats=tensor("floats", 8, torch.float64),
             value=tensor("value", length, like.dtype),
             also={name: tensor(f"also.{name}", length, like.dtype) for name in scheme.sends},
-            buffers=tensor("buffers", buffers, like.dtype),
-            integers=tensor("integers", integers, torch.int64),
+            buffers=tensor("buffers", learner.buffers.numel(), like.dtype),
+            integers=tensor("integers", learner.integers.numel(), torch.int64),
             batches=tensor("batches", window, torch.int64),
             pulls=tensor("pulls", 2 + (window // scheme.fetch + 1 if scheme.fetch else 0), torch.int64),
             path=tensor("path", 2 * like.numel() if like.numel() <= DRAWN and not scheme.aliased else 0, torch.float64),
             reply_batches=tensor("reply_batches", window, torch.int64),
-            reply_buffers=tensor("reply_buffers", buffers, like.dtype),
-            reply_integers=tensor("reply_integers", integers, torch.int64),
-            residuals=[tensor(f"residual{row}", length, like.dtype) for row in (0, 1)] if residuals else [],
+            reply_buffers=tensor("reply_buffers", learner.buffers.numel(), like.dtype),
+            reply_integers=tensor("reply_integers", learner.integers.numel(), torch.int64),
+            residuals=[tensor(f"residual{row}", length, like.dtype) for row in (0, 1)] if residuals and coded else [],
             coding=tensor("coding", 2 if coded else 0, torch.int64),
         )
 

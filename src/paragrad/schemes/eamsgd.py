@@ -33,6 +33,7 @@ class EAMSGD(Scheme):
     # Between steps the model stands at the look-ahead point w + δ v, where the next gradient is taken.
     worker_slots = ("weights", "velocity")
     early = True
+    sees_queue = False
     ships = "weights"
     answers = "own"
     additive = False

@@ -62,6 +62,8 @@ class EASGD(Scheme):
     def apart(self) -> bool:
         return self.starts == "own"
 
+    sees_queue = False
+
     @property
     def early(self) -> bool:
         return self.ends != "window"

@@ -141,6 +141,11 @@ class Scheme:
         """Ask ``go_on`` after each local step."""
         return False
 
+    @property
+    def sees_queue(self) -> bool:
+        """``go_on`` looks at ``me.busy``: whether the center has a queue, which a worker on another machine cannot see."""
+        return self.early
+
     def go_on(self, me: Replica) -> bool:
         """Whether the window goes on after the step just made."""
         return True
