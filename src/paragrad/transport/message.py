@@ -13,7 +13,7 @@ from paragrad.errors import ParagradError
 
 PROTOCOL = 1
 """Of the messages; both sides must speak the same."""
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 """Bytes of a vector that travel in one piece, at most."""
 HEAD = 1 << 20
 """Bytes of a head, at most."""
