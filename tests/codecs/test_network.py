@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import paragrad as pg
-from paragrad.engines.reception import CODED, _rooms_for
+from paragrad.engines.heads import CODED, rooms_for
 from paragrad.record import read
 from paragrad.transport.message import Malformed, declare
 from tests.conftest import every_batch_once, train
@@ -38,4 +38,4 @@ def test_workers_over_a_network_send_what_the_codec_makes_and_a_replay_repeats_i
 def test_no_room_is_made_for_what_the_codec_does_not_make(coded):
     head = {"vectors": declare({CODED + name: tensor for name, tensor in coded.items()})}
     with pytest.raises(Malformed, match="same codec and model"):
-        _rooms_for(head, pg.TopK(0.1), 100)
+        rooms_for(head, pg.TopK(0.1), 100)

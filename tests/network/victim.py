@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad.engines import memory, networkworker, processes, reception
+from paragrad.engines import exchanging, memory, networkworker, processes
 from paragrad.transport.endpoint import FILE, Endpoint
 from paragrad.types import Reply
 from tests.engines.victim import PACKAGE, Counting, minus
@@ -135,7 +135,7 @@ def _serve(task: Task, out: Path, seed: int | None, host: str | None, log: Path)
     processes.server = lambda: None  # type: ignore[assignment,return-value]  # no workers of its own: nothing to start them
     memory.FAST = out.parent / "memory"  # where it is seen what was left behind
     memory.FAST.mkdir(exist_ok=True)
-    reception.HOLD = 0.3  # who waits for an answer asks again and again
+    exchanging.HOLD = 0.3  # who waits for an answer asks again and again
     if seed is not None:
         sys.settrace(_Fate(seed))
     task.train(out, pg.Network(workers=task.workers, **task.engine), resume="auto")

@@ -16,10 +16,11 @@ from paragrad.engines import devices, elsewhere, memory, processes, slicememory
 from paragrad.engines.children import Child
 from paragrad.engines.company import Company
 from paragrad.engines.crew import TICK, Crew, longest_window, one_thread
+from paragrad.engines.guests import Guest
 from paragrad.engines.localworker import Way
 from paragrad.engines.memory import Memory
 from paragrad.engines.networkworker import same_as
-from paragrad.engines.reception import Guest, Reception
+from paragrad.engines.reception import Reception
 from paragrad.engines.shared import Segment
 from paragrad.errors import UsageError, WorkerError
 from paragrad.job import Job

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from paragrad.data.load import fingerprint
+from paragrad.engines.heads import CODED, head_of
 from paragrad.engines.line import Ended, Line, Place, Replaced
 from paragrad.engines.localworker import Exchange, Post, Reader, drive, guarded, warm_learner
 from paragrad.engines.memory import FAST
 from paragrad.engines.processes import usable_cores
-from paragrad.engines.reception import CODED, head_of
 from paragrad.engines.shared import Segment
 from paragrad.engines.slot import Slot
 from paragrad.engines.spread import Pulls, Slices, sound, spoiled
