@@ -16,13 +16,14 @@ import paragrad as pg
 from paragrad.errors import UsageError
 from paragrad.record import read
 from paragrad.transport import endpoint
-from paragrad.transport.flight import Client
+from paragrad.transport.flight import Client, Server, stop
 from paragrad.transport.message import HEAD, PROTOCOL, Malformed, Refused, TransportError
 from tests.network.intruder import Intruder, piece
 from tests.network.kills import check_sound
 from tests.network.victim import Scene, Task
 
 SIZE = 2000
+TOKEN = "t" * 20
 TASK = Task(pg.AGN(window=2), workers=2, batches=400, counting=SIZE, sleep=0.01, engine={"min_workers": 1})
 
 
@@ -146,6 +147,36 @@ def test_whoever_is_wrong_is_turned_away_and_the_training_goes_on(tmp_path):
     assert [event.data["why"] for event in read(scene.out) if event.kind == "refused"] == ["not finite"]
     warnings = [event.data["message"] for event in read(scene.out) if event.kind == "warning"]
     assert any(message.startswith("Turned away") and "wrong token" in message for message in warnings)
+
+
+class Broken:
+    """A host with a mistake in it."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def ask(self, name: str, head: dict[str, object], peer: str) -> dict[str, object]:
+        raise KeyError(name)
+
+    def exchange(self, peer: str) -> object:
+        raise UnboundLocalError("a name without a value")
+
+    def intruder(self, peer: str, why: str) -> None:
+        self.heard.append(why)
+
+
+def test_a_mistake_on_the_other_side_is_said_to_both_and_not_tried_again(capfd):
+    host = Broken()
+    server = Server.listen(host, "127.0.0.1:0", TOKEN)
+    client = Client(f"127.0.0.1:{server.port}", TOKEN)
+    with pytest.raises(Malformed, match="The other side failed, with KeyError while it was answered: 'about'"):
+        client.ask("about", {})
+    with pytest.raises(Malformed, match=r"with UnboundLocalError while it was answered: a name without a value\. Its log"):
+        client.exchange({}, {"value": torch.zeros(3)}, lambda head: {}, timeout=10)
+    client.close()
+    stop(server)
+    assert [why.split()[0] for why in host.heard] == ["KeyError", "UnboundLocalError"]
+    assert "Traceback" in capfd.readouterr().err
 
 
 def test_the_wrong_certificate_the_wrong_port_and_no_encryption_are_told_apart(tmp_path):

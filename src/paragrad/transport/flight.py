@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -134,6 +135,14 @@ def _told(context: Any, host: Hosts) -> Iterator[None]:
         raise fl.FlightServerError(MALFORMED + str(error)) from None
     except Refused as error:
         raise fl.FlightServerError(REFUSED + str(error)) from None
+    except (fl.FlightError, pa.ArrowException, OSError):  # the connection
+        raise
+    except Exception as error:
+        # What nobody foresaw would be tried again for ever: the client must hear that it is of no use.
+        traceback.print_exc()
+        why = f"{type(error).__name__} while it was answered: {error}"
+        host.intruder(context.peer(), why)
+        raise fl.FlightServerError(f"{MALFORMED}The other side failed, with {why}. Its log says where.") from None
 
 
 def _write(writer: Any, head: Mapping[str, Any], vectors: Vectors) -> None:
