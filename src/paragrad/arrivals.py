@@ -49,6 +49,8 @@ class Attempt:
     begins: int = 0
     """The number of arrivals before it: those that the checkpoint holds."""
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    taken: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """Of workers over a network that came to a place, with their incarnation: whether they had what a codec had left out."""
 
     @property
     def clock(self) -> int:
@@ -105,6 +107,8 @@ def read(events: Iterable[Event]) -> History:
             elif event.kind == "restart":
                 history.attempts[-1].skip(event.data["arrived"], event.data["forgotten"])
                 history.done_again += event.data["again"]
+            elif event.kind == "residual":
+                history.attempts[-1].taken[event.data["worker"], event.data["incarnation"]] = event.data["taken"]
             elif event.kind == "gap":
                 history.left_out += event.data["lines"]
             elif event.kind == "end":

@@ -371,6 +371,8 @@ class Center:
             self.leases.retire(commit.worker, commit.batches)
             if commit.residual is not None:
                 self.residuals[commit.worker] = commit.residual
+            else:
+                self.residuals.pop(commit.worker, None)
         if self.leases.used == self.leases.total:
             self._wake()
         if self.elsewhere is not None:
@@ -530,6 +532,13 @@ class Center:
         """What a newcomer's first commit takes along: left by the last commit in its place that counts, or will."""
         waiting = [commit.residual for commit in self._round if commit.worker == worker]
         return waiting[-1] if waiting else self.residuals.get(worker)
+
+    def forget_residual(self, worker: int) -> None:
+        """What the commits in this place have left out is lost."""
+        self.residuals.pop(worker, None)
+        for commit in self._round:
+            if commit.worker == worker:
+                commit.residual = None
 
     # -- checks ---------------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from paragrad.worker import is_drawn
 
 EVALUATION_SHARE = 10
 """Validation takes at most about one part in this many of the time."""
+POSTPONED = 0.05
+"""Seconds after which it is tried again whether a checkpoint that is due may be written."""
 
 
 class Session:
@@ -42,6 +44,8 @@ class Session:
         """What run.toml says: for workers elsewhere."""
         self.at_close: list[Callable[[], None]] = []
         """What an engine wants done when all is written."""
+        self.is_ready_to_checkpoint: Callable[[], bool] = lambda: True
+        """Asked when one is due; an engine may have to wait for something that belongs into it."""
         self.measured: dict[str, Any] = {}
         """What the engine has to add to the summary."""
         self._center: Center | None = None
@@ -260,6 +264,9 @@ class Session:
         if self._began is not None and self._now() - self._began >= limit:
             self.stop("seconds")
         if self._asked or time.monotonic() >= self._checkpoint_at:
+            if not self.is_ready_to_checkpoint():
+                self._checkpoint_at = time.monotonic() + POSTPONED
+                return
             self._asked = False
             self.checkpoint()
             self._checkpoint_at = self._next_checkpoint()

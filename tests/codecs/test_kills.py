@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 import paragrad as pg
+from paragrad import checkpoint
+from paragrad.engines import memory
+from paragrad.record import read
 from tests.conftest import every_batch_once
 from tests.engines.kills import BATCH, Assassin
 from tests.engines.victim import PACE, Counting, Doomed, minus
@@ -63,3 +67,76 @@ def test_workers_may_be_killed_at_any_moment_with_a_codec_whose_bytes_differ(tmp
     result = train_counting(model, 400, tmp_path / "run", assassin, codec=pg.Threshold(7.0), workers=3)
     assert assassin.done()
     assert result.summary["lost_workers"] == assassin.lost == 8
+
+
+class Balance:
+    """A callback that looks at every checkpoint: what has reached the center and what is left over are all steps that count."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.seen: list[int] = []
+
+    def __call__(self, event: pg.Event) -> None:
+        if event.kind != "checkpoint":
+            return
+        found = checkpoint.load(self.out / event.data["path"])
+        left = {name: tensor for name, tensor in found.tensors.items() if name.startswith("residual.")}
+        steps = found.numbers["center"]["counts"]["steps"]
+        ledger = found.numbers["center"]["ledger"]
+        if len(left) == sum(last > 0 for last in ledger):  # else some have ended, and taken what was left over with them
+            assert torch.equal(found.tensors["value"] + sum(left.values()), torch.full((SIZE,), float(steps))), event
+            self.seen.append(len(left))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["away", "beside"])
+def test_what_workers_over_a_network_have_left_out_is_in_checkpoints_and_is_not_lost_with_them(shared, tmp_path):
+    out = tmp_path / "run"
+    assassin, balance = Assassin(seed=5, kills=6, every=12, delay=0.004), Balance(out)
+    x = torch.zeros(500 * BATCH, 1)
+    result = pg.train(
+        Counting(SIZE, sleep=0.004),
+        (x, x),
+        loss=minus,
+        optimizer="sgd:lr=1",
+        scheme=SCHEME,
+        codec=pg.TopK(0.3),
+        engine=pg.Network(workers=2, here=2, shared=shared, threads=1),
+        batch_size=BATCH,
+        run=pg.Run(out=out, callbacks=(assassin, balance), checkpoint_every=0.3),
+    )
+    assert assassin.done()
+    assert result.summary["lost_workers"] == assassin.lost == 6
+    assert every_batch_once(out, 500)
+    taken = [event.data["taken"] for event in read(out) if event.kind == "residual"]
+    assert taken == [True] * len(taken)
+    assert len(taken) >= 4
+    assert balance.seen.count(2) >= 3
+    assert pg.replay(out, Counting(SIZE), (x, x), optimizer="sgd:lr=1", loss=minus).equal
+    assert not list(memory.FAST.glob("paragrad-*.residual"))
+
+
+def test_a_run_over_a_network_that_was_stopped_goes_on_with_what_its_workers_had_left_out(tmp_path):
+    out = tmp_path / "run"
+    balance, x = Balance(out), torch.zeros(300 * BATCH, 1)
+
+    def go_on(**fields) -> None:
+        pg.train(
+            Counting(SIZE, sleep=0.004),
+            (x, x),
+            loss=minus,
+            optimizer="sgd:lr=1",
+            scheme=SCHEME,
+            codec=pg.TopK(0.3),
+            engine=pg.Network(workers=2, here=2, threads=1),
+            batch_size=BATCH,
+            run=pg.Run(out=out, callbacks=(balance,), **fields),
+        )
+
+    go_on(stop=pg.Stop(seconds=0.4), checkpoint_every=None)
+    assert balance.seen == [2]
+    assert not list(memory.FAST.glob("paragrad-*.residual")), "what the checkpoint holds is left nowhere else"
+    go_on(resume=True, checkpoint_every=0.2)
+    assert balance.seen.count(2) >= 2
+    assert [event.data["taken"] for event in read(out) if event.kind == "residual"] == [True, True]
+    assert every_batch_once(out, 300)
+    assert pg.replay(out, Counting(SIZE), (x, x), optimizer="sgd:lr=1", loss=minus).equal

@@ -11,10 +11,10 @@ import torch
 
 from paragrad.codecs.codec import size
 from paragrad.engines.guests import Guest
-from paragrad.engines.heads import CODED, commit_of, rooms_for, whole_number
+from paragrad.engines.heads import CODED, commit_of, rooms_for, whole_number, whole_numbers
 from paragrad.engines.slot import Op
 from paragrad.errors import UsageError
-from paragrad.transport.message import Malformed, Refused, Vectors
+from paragrad.transport.message import Malformed, Refused, Vectors, declared
 from paragrad.types import Commit, Reply
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Exchanging:
         self._ticket = 0
         self._commit: Commit | None = None
         self._coded: dict[str, torch.Tensor] = {}
+        self._residual: torch.Tensor | None = None
 
     def begin(self, head: dict[str, Any]) -> Vectors:
         """Who it is, what is wanted, and where the vectors go."""
@@ -52,14 +53,17 @@ class Exchanging:
         self._commit = commit_of(head, guest, slot, at.job, at.window)
         if guest.said not in (0, self._commit.sequence) and not slot.answered(guest.said):
             raise Malformed(f"Commit {self._commit.sequence}, while what came before it is not answered yet.")
+        if at.job.codec is not None and "residual" in declared(head):
+            self._residual = torch.empty_like(slot.value)
+        left = {} if self._residual is None else {"residual": self._residual}
         if guest.shared:
-            return {}
+            return left
         vectors: dict[str, torch.Tensor] = {"value": self._commit.value}
         if at.job.codec is not None:
             self._coded = rooms_for(head, at.job.codec, self._commit.value.numel())
             vectors = {CODED + name: tensor for name, tensor in self._coded.items()}
         vectors |= {f"also.{name}": vector for name, vector in self._commit.also.items()}
-        vectors |= {"buffers": slot.buffers, "integers": slot.integers}
+        vectors |= {"buffers": slot.buffers, "integers": slot.integers, **left}
         return {name: vector for name, vector in vectors.items() if vector.numel() or name.startswith(CODED)}
 
     @contextlib.contextmanager
@@ -83,13 +87,16 @@ class Exchanging:
         slot = at.slots[rank]
         joined = -1 - guest.incarnation
         sequence = joined if op == "begin" else whole_number(head, "sequence", joined)
+        kept = whole_numbers(head, "kept", 2) if op == "begin" and "kept" in head else ()
         if self._coded:
             self._decode()
         with at.lock:
             if guest.ticket != self._ticket or at.guests[rank] is not guest:
                 raise Refused("gone: a later exchange of the same worker has begun.")
             if at.stopping is None and op != "again":
-                guest.said = sequence
+                guest.said, guest.kept = sequence, kept
+                if self._residual is not None:
+                    at.brought[rank] = sequence, self._residual
                 if self._commit is not None and not guest.shared:
                     slot.put_commit(self._commit)
                 at.say_to_center(guest, Op.READY if self._commit is None else Op.COMMIT, max(0, sequence))
@@ -103,11 +110,22 @@ class Exchanging:
                 if left <= 0:
                     return {"pending": True}, {}
                 at.answered.wait(min(left, 1.0))
-            if guest.shared:
-                return {}, {}
             answers = at.center.answers
             reply = slot.get_reply(answers[rank] if answers else slot.value)
-        return self._answer(reply)
+            said, vectors = self._left(reply)
+        if guest.shared:
+            return {"last": reply.last, **said}, vectors
+        head, more = self._answer(reply)
+        return head | said, {**more, **vectors}
+
+    def _left(self, reply: Reply) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What is to be said of what a codec leaves out: whether it is wanted, and what of it a newcomer goes on from."""
+        at = self._at
+        said = {"wanted": True} if at.wants_residuals else {}
+        if reply.sequence >= 0 or reply.worker not in at.handed:
+            return said, {}
+        given = at.handed[reply.worker]
+        return (said | {"keep": True}, {}) if given is None else (said, {"residual": given})
 
     def _decode(self) -> None:
         """What has come coded, beside the slot: if it came before, the center may be reading what lies there."""
@@ -118,7 +136,7 @@ class Exchanging:
             commit.value = codec.decode(self._coded, torch.empty_like(commit.value))
         except UsageError as error:
             raise Malformed(str(error)) from None
-        commit.coded_bytes = size(self._coded)
+        commit.coded_bytes = size(self._coded | ({} if self._residual is None else {"residual": self._residual}))
 
     def _answer(self, reply: Reply) -> tuple[dict[str, Any], Vectors]:
         value, version = reply.value, reply.version

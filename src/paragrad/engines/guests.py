@@ -34,6 +34,8 @@ class Guest:
     """It knows that the run is over."""
     said: int = 0
     """The sequence of what it last brought (below 0: that it is there), which is answered before it may bring more."""
+    kept: tuple[int, ...] = ()
+    """Commits of its place after which it knows what a codec had left out."""
     ticket: int = 0
     """Counts its exchanges: only the latest counts, a thread that still reads an earlier one stops."""
     filling: threading.Lock = field(default_factory=threading.Lock)

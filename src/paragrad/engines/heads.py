@@ -41,7 +41,9 @@ def commit_of(head: dict[str, Any], guest: Guest, slot: Slot, job: Job, window: 
         raise Malformed("A commit is numbered from 1.")
     if whole["part"] >= job.scheme.parts:
         raise Malformed(f"Part {whole['part']}, but the vector has {job.scheme.parts}.")
-    batches, pulls = (_wholes(head, name, most) for name, most in (("batches", window), ("pulls", slot.pulls.numel() - 1)))
+    batches, pulls = (
+        whole_numbers(head, name, most) for name, most in (("batches", window), ("pulls", slot.pulls.numel() - 1))
+    )
     path = head.get("path")
     length, parts = slot.value.numel(), job.scheme.parts
     mine = length * (whole["part"] + 1) // parts - length * whole["part"] // parts
@@ -79,7 +81,7 @@ def whole_number(head: dict[str, Any], name: str, least: int) -> int:
     return value
 
 
-def _wholes(head: dict[str, Any], name: str, most: int) -> tuple[int, ...]:
+def whole_numbers(head: dict[str, Any], name: str, most: int) -> tuple[int, ...]:
     values = head.get(name)
     if not isinstance(values, list) or len(values) > most:
         raise Malformed(f"{name} is no list of at most {most} whole numbers.")

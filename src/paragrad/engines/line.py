@@ -44,6 +44,8 @@ class Place:
     incarnation: int
     life: str
     """Of the center: another one when it was started again."""
+    run: str
+    """The same for all lives of the center of one run."""
     workers: int
     window: int
     answers: bool

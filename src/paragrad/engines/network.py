@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +34,10 @@ from paragrad.types import Commit, Reply
 
 FAREWELL = 3.0
 """Seconds in which workers are told that the run is over."""
+PATIENCE = 30.0
+"""Seconds that a checkpoint waits for what a codec has left out at workers elsewhere."""
+LAST = 10.0
+"""The same, for the checkpoint of a run that is stopped."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,10 @@ class _Crew(Crew):
         self._deaths: dict[int, int] = {}
         self._absent: dict[int, float] = {}
         """Since when others wait for a worker that is not there, nor anybody in its place."""
+        self._wanted_since: float | None = None
+        """Since when workers are asked for what a codec has left out."""
+        if job.codec is not None:
+            session.is_ready_to_checkpoint = self._knows_residuals
         self._told_of_waiting = False
         self._opened_at = self._minded_at = time.monotonic()
         token = engine.token or endpoint.make_token(directory)
@@ -207,6 +216,7 @@ class _Crew(Crew):
             self._waker,
             about={"settings": session.settings, "workers": engine.workers, "scheme": options.describe(job.scheme)},
             **same_as(job, learner),
+            run=hashlib.sha256(f"{token} {directory.resolve()}".encode()).hexdigest()[:16],
             shares=str(self._memory.path) if engine.shared and self._company is None else None,
             window=window,
             reserved=engine.here,
@@ -308,6 +318,10 @@ class _Crew(Crew):
                 self._begin()
         while session.stopped is None and not self._is_over():
             self._turn()
+        if session.stopped in ("interrupted", "seconds"):  # in the middle of it: it will go on
+            until = time.monotonic() + LAST
+            while time.monotonic() < until and not self._is_over() and not session.is_ready_to_checkpoint():
+                self._turn()
         session.end()
 
     def _tell_where(self) -> None:
@@ -362,8 +376,42 @@ class _Crew(Crew):
 
     def _deliver(self, replies: list[Reply]) -> None:
         self._answered |= {reply.worker for reply in replies}
+        if self.job.codec is not None:
+            for reply in replies:
+                if reply.sequence < 0:
+                    self._hand_residual(reply)
         self._keep()
         super()._deliver(replies)
+
+    # -- what a codec leaves out ----------------------------------------------------------------------------
+
+    def _hand_residual(self, reply: Reply) -> None:
+        """A newcomer goes on from what was left out in its place, where that is known here, or still lies on its machine."""
+        guest, handed = self.reception.guests[reply.worker], self.reception.handed
+        handed.pop(reply.worker, None)
+        if reply.residual is not None:
+            handed[reply.worker] = reply.residual
+        elif guest is not None and reply.last in guest.kept:
+            handed[reply.worker] = None
+        if reply.last:
+            incarnation, taken = -1 - reply.sequence, reply.worker in handed
+            self.session.emit("residual", worker=reply.worker, incarnation=incarnation, taken=taken)
+
+    def _knows_residuals(self) -> bool:
+        """Before a checkpoint, workers bring along what was left out of their commits; nobody is waited for without end."""
+        center, now = self.center, time.monotonic()
+        missing = [worker for worker in sorted(center.live) if center.last(worker) and worker not in center.residuals]
+        self._wanted_since = (self._wanted_since or now) if missing else None
+        if self._wanted_since is not None and now - self._wanted_since > PATIENCE:
+            names = ", ".join(map(str, missing))
+            self.session.emit(
+                "warning",
+                message=f"A checkpoint without what the codec has left out at workers {names}: they have not committed for "
+                f"{PATIENCE:.0f} seconds.",
+            )
+            missing, self._wanted_since = [], None
+        self.reception.wants_residuals = bool(missing)
+        return not missing
 
     # -- what workers say -----------------------------------------------------------------------------------
 
@@ -397,6 +445,9 @@ class _Crew(Crew):
         guest = self.reception.guests[rank]
         if commit.sequence != sequence or guest is None:
             return  # its worker has sent another since, after this one had come to nothing
+        with self.reception.lock:
+            brought, residual = self.reception.brought.pop(rank, (0, None))
+        commit.residual = residual if brought == sequence else None
         self._deaths.pop(rank, None)
         if not self._is_sound(commit):
             self.reception.intruder(guest.where, f"worker {rank} committed what was not leased to it, or from the future")

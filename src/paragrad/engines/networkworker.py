@@ -17,6 +17,7 @@ from paragrad.engines.line import Ended, Line, Place, Replaced
 from paragrad.engines.localworker import Exchange, Post, Reader, drive, guarded, warm_learner
 from paragrad.engines.memory import FAST
 from paragrad.engines.processes import usable_cores
+from paragrad.engines.residuals import Residuals
 from paragrad.engines.shared import Segment
 from paragrad.engines.slot import Slot
 from paragrad.engines.spread import Pulls, Slices, sound, spoiled
@@ -66,35 +67,48 @@ def work_on(job: Job, learner: Learner, line: Line, same: dict[str, Any], *, sha
     with as many threads as its machine has for each worker that is on it."""
     while True:
         place = line.take_place(same)
-        aside = ThreadPoolExecutor(1 + len(place.shards), "paragrad-exchange")
+        left = None if job.codec is None else Residuals(learner.weights, place.run, place.rank)
+        aside, keep = ThreadPoolExecutor(1 + len(place.shards), "paragrad-exchange"), True
         try:
-            exchange = _exchange_of(job, learner, line, place, aside)
+            exchange = _exchange_of(job, learner, line, place, left, aside)
             exchange.shares_cores = shares_cores
             drive(job, exchange, incarnation=place.incarnation)
             line.leave()
+            keep = False
             return
-        except Replaced:
-            continue
+        except (Replaced, Ended) as over:
+            keep = False
+            if isinstance(over, Ended):
+                raise
         finally:
             aside.shutdown(wait=False, cancel_futures=True)  # who is interrupted does not wait for an answer
+            if left is not None:
+                left.close(keep=keep)
 
 
-def _exchange_of(job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> Joined:
+def _exchange_of(
+    job: Job, learner: Learner, line: Line, place: Place, left: Residuals | None, aside: ThreadPoolExecutor
+) -> Joined:
     if place.file is not None:
         try:
-            return Beside(job, learner, line, place, aside)
+            return Beside(job, learner, line, place, left, aside)
         except FileNotFoundError:  # the same machine, but another container
             place = line.unshare()
-    return (Spread if place.shards else Away)(job, learner, line, place, aside)
+    return (Spread if place.shards else Away)(job, learner, line, place, left, aside)
 
 
 class Joined(Exchange, ABC):
     """What both have in common: an exchange goes on in a thread of its own, so that a window may be computed meanwhile."""
 
-    def __init__(self, line: Line, aside: ThreadPoolExecutor, *arguments: Any, **keywords: Any) -> None:
+    def __init__(self, line: Line, left: Residuals | None, aside: ThreadPoolExecutor, *arguments: Any, **keywords: Any) -> None:
         self._line = line
+        self._left = left
+        """What the codec leaves out of commits; None without one."""
+        self._wanted = False
+        """The center asks for it, with the next commit."""
         self._aside = aside
         self._commit: Commit | None = None
+        self._given: Vector | None = None
         self.shares_cores = False
         self._neighbours = 1
         super().__init__(*arguments, **keywords)
@@ -104,11 +118,19 @@ class Joined(Exchange, ABC):
         """Lay the commit out, and let it go."""
         super().send(commit)
         self._commit = commit
+        if self._left is not None:
+            self._left.sent(commit)
         self._flight = self._aside.submit(self._exchange)
 
     def receive(self) -> Reply:
         """Wait for the answer, and take it."""
         self._flight.result()
+        reply = self._take()
+        if self._left is not None:
+            self._left.answered(reply, self._commit)
+        return reply
+
+    def _take(self) -> Reply:
         if self.shares_cores and self._line.neighbours != self._neighbours:
             self._neighbours = self._line.neighbours
             torch.set_num_threads(max(1, usable_cores() // self._neighbours))
@@ -119,19 +141,43 @@ class Joined(Exchange, ABC):
         """One exchange, to its answer."""
 
     def _head(self) -> dict[str, Any]:
-        if self._commit is None:
-            return {"op": "begin"}
-        return {"op": "commit", **head_of(self._commit)}
+        if self._commit is not None:
+            return {"op": "commit", **head_of(self._commit)}
+        return {"op": "begin"} if self._left is None else {"op": "begin", "kept": self._left.kept}
+
+    def _brought(self) -> dict[str, torch.Tensor]:
+        """What the codec has left out, where the center wants to know."""
+        if self._commit is None or self._commit.residual is None or not self._wanted:
+            return {}
+        return {"residual": self._commit.residual}
+
+    def _handed(self, back: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Room for what a newcomer is given of what its predecessor's commits have left out."""
+        if self._left is None or not any(name == "residual" for name, *_ in back.get("vectors", ())):
+            return {}
+        self._given = torch.empty_like(self._left.rows[0])
+        return {"residual": self._given}
+
+    def _residual(self, back: dict[str, Any]) -> Vector | None:
+        """What a newcomer goes on from: it is given, or lies here still; None: nothing is known of it."""
+        self._wanted = bool(back.get("wanted"))
+        if self._left is None or self._commit is not None:
+            return None
+        return self._left.of(back["last"]) if back.get("keep") else self._given
 
 
 class Away(Joined):
     """Vectors go over the line, from and into memory of this worker's own."""
 
-    def __init__(self, job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, job: Job, learner: Learner, line: Line, place: Place, left: Residuals | None, aside: ThreadPoolExecutor
+    ) -> None:
         like = learner.weights
         slot = Slot.make(private, place.rank, job, learner, window=place.window)
+        slot.residuals = [] if left is None else left.rows
         super().__init__(
             line,
+            left,
             aside,
             job,
             learner,
@@ -158,6 +204,7 @@ class Away(Joined):
                 done=back["done"],
                 last=back["last"],
                 progress=back["progress"],
+                residual=self._residual(back),
             )
         )
 
@@ -167,7 +214,7 @@ class Away(Joined):
         slot, size, coded = self._slot, self._commit.value.numel(), self._commit.coded
         vectors = {"value": slot.value[:size]} if coded is None else {CODED + name: tensor for name, tensor in coded.items()}
         vectors |= {f"also.{name}": vector[:size] for name, vector in slot.also.items()}
-        vectors |= {"buffers": slot.buffers, "integers": slot.integers}
+        vectors |= {"buffers": slot.buffers, "integers": slot.integers, **self._brought()}
         return {name: vector for name, vector in vectors.items() if vector.numel() or name.startswith(CODED)}
 
     def _room(self, back: dict[str, Any]) -> Vectors:
@@ -176,7 +223,7 @@ class Away(Joined):
             return {}
         assert self._answer is not None
         rooms = {"value": self._answer, "buffers": self._slot.reply_buffers, "integers": self._slot.reply_integers}
-        return {name: room for name, room in rooms.items() if room.numel()}
+        return {name: room for name, room in rooms.items() if room.numel()} | self._handed(back)
 
 
 class _Pulls:
@@ -195,10 +242,12 @@ class _Pulls:
 class Spread(Away):
     """The center is spread over several processes: each has its slice of every vector."""
 
-    def __init__(self, job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, job: Job, learner: Learner, line: Line, place: Place, left: Residuals | None, aside: ThreadPoolExecutor
+    ) -> None:
         self._slices = Slices(line, place, aside)
         self._sound = True
-        super().__init__(job, learner, line, place, aside)
+        super().__init__(job, learner, line, place, left, aside)
         self._reader = Pulls(self._reader, self._slices)
 
     def _exchange(self) -> None:
@@ -226,11 +275,15 @@ class Spread(Away):
 class Beside(Joined):
     """On the center's own machine: vectors lie in its memory, and only words go over the line."""
 
-    def __init__(self, job: Job, learner: Learner, line: Line, place: Place, aside: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, job: Job, learner: Learner, line: Line, place: Place, left: Residuals | None, aside: ThreadPoolExecutor
+    ) -> None:
         self._place = place
+        self._left = left
         slot, reader, answer = self._open(job, learner, place)
         super().__init__(
             line,
+            left,
             aside,
             job,
             learner,
@@ -242,16 +295,19 @@ class Beside(Joined):
             home=None,
         )
 
-    @staticmethod
-    def _open(job: Job, learner: Learner, place: Place) -> tuple[Slot, Reader, Vector | None]:
+    def _open(self, job: Job, learner: Learner, place: Place) -> tuple[Slot, Reader, Vector | None]:
         assert place.file is not None
         assert place.layout is not None
         segment = Segment(_opened(Path(place.file)), place.layout)
         slot = Slot.make(lambda name, *_: segment.tensor(name), place.rank, job, learner, window=place.window)
+        slot.residuals = [] if self._left is None else self._left.rows
         return slot, Reader(segment), segment.tensor(f"answer{place.rank}") if place.answers else None
 
     def _exchange(self) -> None:
-        self._line.exchange(self._moved_head, dict, lambda back: {})
+        back = self._line.exchange(self._moved_head, self._brought, self._handed)
+        residual = self._residual(back)
+        if self._left is not None and self._commit is None:
+            self._slot.put_residual(residual)
 
     def _moved_head(self) -> dict[str, Any]:
         """The head; and before that, where the center was started again, its new memory, with the commit laid out there."""

@@ -44,6 +44,7 @@ class Reception:
         about: dict[str, Any],
         layout: dict[str, Any],
         data: str,
+        run: str,
         shares: str | None,
         window: int,
         reserved: int = 0,
@@ -72,6 +73,7 @@ class Reception:
         self._about = about
         self._layout = layout
         self._fingerprint = data
+        self._run = run
         self._shares = shares
         self.window = window
         self._reserved = reserved
@@ -84,6 +86,12 @@ class Reception:
         """Whether newcomers wait until the center is whole."""
         self.reader = Reader(segment)
         self.rooms: dict[int, torch.Tensor] = {}
+        self.wants_residuals = False
+        """Workers bring along what a codec has left out of their commits."""
+        self.brought: dict[int, tuple[int, torch.Tensor]] = {}
+        """What they have brought, and with which commit."""
+        self.handed: dict[int, torch.Tensor | None] = {}
+        """What newcomers are given of it; None: it still lies where they are."""
         self.life = os.urandom(8).hex()
         """Changes when the center is started again."""
 
@@ -155,6 +163,7 @@ class Reception:
                 "rank": rank,
                 "incarnation": guest.incarnation,
                 "life": self.life,
+                "run": self._run,
                 "workers": len(self.guests),
                 "window": self.window,
                 "answers": bool(self.center.answers),

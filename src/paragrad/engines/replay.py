@@ -80,8 +80,7 @@ class _Stage:
         workers: int = start["workers"]
         job = replace(replay.job, plan=replace(replay.job.plan, epochs=start["epochs"]))
         self.job = job
-        # Workers over a network have memory of their own: what a codec leaves out is lost with them.
-        over_network = start["engine"].startswith("network")
+        over_network = self._over_network = start["engine"].startswith("network")
         self.center = make_center(
             job,
             replay.learner,
@@ -100,7 +99,7 @@ class _Stage:
                 learner,
                 window=longest_window(job),
                 by_reference=bool(self.center.homes),
-                residuals=not over_network,
+                residuals=True,
             )
             for rank in range(workers)
         ]
@@ -187,6 +186,11 @@ class _Stage:
 
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:
+            # Over a network what a codec had left out may be lost with the worker that kept it; the record knows.
+            lost = self._over_network and not self.attempt.taken.get((reply.worker, -1 - reply.sequence), False)
+            if lost and reply.sequence < 0:
+                self.center.forget_residual(reply.worker)
+                reply = replace(reply, residual=None)
             self._slots[reply.worker].put_reply(reply)
 
     def _miss(self, number: int, *, last: bool) -> None:

@@ -195,14 +195,14 @@ class Slot:
         if reply.integers is not None and reply.integers.numel():
             self.reply_integers.copy_(reply.integers)
         if self.residuals and reply.sequence < 0:
-            self._put_residual(reply.residual)
+            self.put_residual(reply.residual)
         self.floats[R_PROGRESS] = reply.progress
         self.numbers[R_VERSION : R_COUNT + 1] = torch.tensor(
             [reply.version, reply.steps, int(reply.applied), int(reply.placed), int(reply.done), reply.last, count]
         )
         self.numbers[ANSWERED] = reply.sequence
 
-    def _put_residual(self, residual: Vector | None) -> None:
+    def put_residual(self, residual: Vector | None) -> None:
         """Where a newcomer finds what its predecessors' commits have left out: as a rule in the row that it lies in already."""
         row = self._row(residual)
         if row is None:
