@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import paragrad as pg
 from paragrad import checkpoint
+from paragrad.center import Center
 from paragrad.record import batches_used, read
 from tests.conftest import Watch, every_batch_once, train
 
@@ -138,3 +140,24 @@ def test_a_line_cut_short_by_a_kill_is_cut_off_before_more_is_written(model, row
         record.write('{"event":"commit","clock":41,"wor')
     result = train(model, rows, tmp_path / "run", scheme=pg.Downpour(), run={"resume": True})
     assert every_batch_once(result.directory, TOTAL)
+
+
+@pytest.mark.parametrize(
+    "engine", [pg.Local(workers=2), pg.Network(workers=2, here=2), pg.Vector(workers=2)], ids=["local", "network", "vector"]
+)
+def test_a_mistake_that_nobody_foresaw_costs_no_update(engine, model, rows, tmp_path, monkeypatch):
+    receive, seen = Center.receive, []
+
+    def mistaken(self: Center, commit: pg.Commit) -> list[pg.Reply]:
+        seen.append(commit)
+        if len(seen) == 12:
+            raise KeyError("a mistake")
+        return receive(self, commit)
+
+    monkeypatch.setattr(Center, "receive", mistaken)
+    with pytest.raises(KeyError, match="a mistake"):
+        train(copy.deepcopy(model), rows, tmp_path / "run", engine=engine, scheme=pg.AGN(window=3), epochs=2)
+    assert max(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()) == 11
+    assert not (tmp_path / "run" / "center.json").exists(), "what the checkpoint holds is not kept twice"
+    train(copy.deepcopy(model), rows, tmp_path / "run", engine=engine, scheme=pg.AGN(window=3), epochs=2, run={"resume": True})
+    assert every_batch_once(tmp_path / "run", 100)

@@ -43,7 +43,7 @@ class Session:
         self.settings: dict[str, Any] = {}
         """What run.toml says: for workers elsewhere."""
         self.at_close: list[Callable[[], None]] = []
-        """What an engine wants done when all is written."""
+        """What an engine wants done once the newest checkpoint holds the center as it is."""
         self.is_ready_to_checkpoint: Callable[[], bool] = lambda: True
         """Asked when one is due; an engine may have to wait for something that belongs into it."""
         self.measured: dict[str, Any] = {}
@@ -144,7 +144,7 @@ class Session:
             numbers = dict(self.resumed.numbers["center"])
             numbers["leases"] = {**numbers["leases"], "epochs": self.plan.epochs}
             center.restore(self.resumed.tensors, numbers)
-            self.saved = center.clock
+            self.saved = None if "present" in numbers else center.clock
             self.tally = Tally.from_state(self.resumed.numbers["tally"])
             self._samples_before = self.tally.samples
             self._before = self.resumed.numbers["seconds"]
@@ -379,8 +379,9 @@ class Session:
         """Write out what is left."""
         self._finish_writing()
         self._record.close()
-        for last in self.at_close:
-            last()
+        if self._center is None or self.saved == self._center.clock:
+            for last in self.at_close:
+                last()
 
 
 def _told(commit: Commit) -> dict[str, Any]:

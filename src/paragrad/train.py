@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import platform
 import time
@@ -207,9 +208,12 @@ def train(
             session.emit("warning", message=warning)
         try:
             center = engine.run(job, session, learner)
-        except ParagradError as error:
+        except Exception as error:
             session.end()
-            session.checkpoint(wait=True)
+            # What nobody foresaw may have broken more than itself: that must not hide it.
+            foreseen = isinstance(error, ParagradError)
+            with contextlib.nullcontext() if foreseen else contextlib.suppress(Exception):
+                session.checkpoint(wait=True)
             session.emit("end", reason=type(error).__name__)
             raise
         session.checkpoint(wait=True)
