@@ -171,8 +171,8 @@ class Display:
     def _on_lost(self, data: Any) -> None:
         self._workers.setdefault(data["rank"], _Worker()).state = "lost"
         if not self._simulated:  # there it is what was asked for
-            pid = "" if data["pid"] is None else f" (pid {data['pid']})"
-            self._say(f"Worker {data['rank']}{pid} was lost: {data['reason']}", style="red")
+            where = f" on {data['host']}" if "host" in data else "" if data["pid"] is None else f" (pid {data['pid']})"
+            self._say(f"Worker {data['rank']}{where} was lost: {data['reason']}", style="red")
 
     def _on_refused(self, data: Any) -> None:
         if data["why"] == "late":  # part of the scheme, not a fault

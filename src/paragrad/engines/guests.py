@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -40,6 +41,11 @@ class Guest:
     """Counts its exchanges: only the latest counts, a thread that still reads an earlier one stops."""
     filling: threading.Lock = field(default_factory=threading.Lock)
     """Held while bytes are put into its slot."""
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Who it is, for the record."""
+        return {"rank": self.rank, "incarnation": self.incarnation, "host": self.where}
 
     @property
     def here(self) -> bool:

@@ -478,8 +478,7 @@ class _Crew(Crew):
                     guest.seen = now
                 if not guest.finished and guest.lost_at is None and now - guest.seen > after:
                     guest.lost_at, guest.silent = now - after / 2, True
-                    told = {"rank": guest.rank, "incarnation": guest.incarnation}
-                    news.append(("away", {**told, "reason": f"nothing was heard of it for {after:g} seconds"}))
+                    news.append(("away", {**guest.named, "reason": f"nothing was heard of it for {after:g} seconds"}))
             lost = [g for g in self._guests() if g.lost_at is not None and not g.given_up and now - g.lost_at > after]
         for kind, data in news:
             self._tell(kind, data)
@@ -522,7 +521,7 @@ class _Crew(Crew):
             self._deliver(self.center.leave(rank))
 
     def _on_failure(self, guest: Guest, text: str) -> None:
-        self.session.emit("lost", rank=guest.rank, pid=guest.pid, incarnation=guest.incarnation, reason=text)
+        self.session.emit("lost", **guest.named, pid=guest.pid, reason=text)
         if self.engine.on_failure == "raise":
             raise WorkerError(guest.rank, f"it raised an exception on {guest.where}.\n\n{text.rstrip()}")
 

@@ -157,8 +157,7 @@ class Reception:
             guest.seen, guest.lost_at, guest.silent = time.monotonic(), None, False
             if guest.said == 0 and not guest.ready:
                 guest.said = -1 - guest.incarnation
-                told = {"rank": rank, "pid": guest.pid, "incarnation": guest.incarnation, "host": guest.where}
-                self.news.append(("worker", told))
+                self.news.append(("worker", {**guest.named, "pid": guest.pid}))
             told = {
                 "rank": rank,
                 "incarnation": guest.incarnation,
@@ -261,8 +260,7 @@ class Reception:
                 guest.told = guest.told or over  # it has hung up since
                 if not guest.stays and not guest.finished and guest.lost_at is None and not guest.told:
                     guest.lost_at = time.monotonic()
-                    told = {"rank": guest.rank, "incarnation": guest.incarnation}
-                    self.news.append(("away", {**told, "reason": "its connection ended"}))
+                    self.news.append(("away", {**guest.named, "reason": "its connection ended"}))
 
     def _neighbours(self, guest: Guest) -> int:
         """Workers on the same machine: they share its cores."""
