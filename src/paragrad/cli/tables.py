@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paragrad.errors import unknown
 from paragrad.options import FieldHelp, fields_of
 
 console = Console(highlight=False)
@@ -31,6 +32,35 @@ def catalogue(title: str, entries: Mapping[str, str], what: str) -> None:
     for name, line in entries.items():
         made.add_row(Text(name), Text(line))
     console.print(made)
+
+
+class Known(Protocol):
+    """A package of things that have names."""
+
+    def names(self) -> Sequence[str]:
+        """The names of the classes."""
+
+    def load(self, name: str) -> type[Any]:
+        """The class of that name."""
+
+
+def listing(kind: str, known: Known, name: str | None, columns: tuple[str, str], *hints: str) -> None:
+    """All of a kind, with what each is and when to choose it; or one of them, whole."""
+    if name is not None:
+        by_lower = {entry.lower(): entry for entry in known.names()}
+        if name.lower() not in by_lower:
+            raise unknown(kind, name, known.names())
+        page(name.lower(), known.load(by_lower[name.lower()]))
+        return
+    made = table(kind, *columns)
+    made.show_lines = True
+    for entry in known.names():
+        first, choose, _ = told(known.load(entry))
+        made.add_row(entry.lower(), Text(first), Text(choose))
+    console.print(made)
+    one = f"paragrad {kind}s NAME shows one whole: when not to take it, where it is from, its fields."
+    for line in (one, *hints):
+        console.print(Text(line, "dim"))
 
 
 def page(name: str, cls: type[Any]) -> None:
