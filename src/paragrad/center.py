@@ -69,6 +69,9 @@ class Elsewhere(Protocol):
     def scatter(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         """The inverse; returns what lies here."""
 
+    def whole_optimizer(self) -> VectorOptimizer | None:
+        """One for all of the value, as after it was made; None where the center has none."""
+
 
 def check_quorum(scheme: Scheme, workers: int) -> int:
     """How many commits make a round; raises where so many workers cannot bring them."""
@@ -592,6 +595,8 @@ class Center:
         self._states.load(tensors, numbers["clock"], numbers["ledger"])
         self.state = self._states.now
         self.answers = [tensors.get(f"answer.{k}", tensors["value"]).clone() for k in range(self.workers)]
+        self.optimizer = self.elsewhere.whole_optimizer()
+        self._load_optimizer(tensors)
         self.elsewhere = None
 
     def snapshot_numbers(self) -> dict[str, Any]:
@@ -636,9 +641,7 @@ class Center:
         self._states.load(tensors, numbers["clock"], numbers["ledger"])
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
-        if self.optimizer is not None:
-            prefix = "optimizer."
-            self.optimizer.load({k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)})
+        self._load_optimizer(tensors)
         kept = ((worker, tensors.get(f"residual.{worker}")) for worker in range(self.workers))
         self.residuals = {worker: t.to(self.value.device, copy=True) for worker, t in kept if t is not None}
         self.leases = Leases.from_state(numbers["leases"])
@@ -652,6 +655,11 @@ class Center:
         self.commits_of = list(numbers["commits_of"])
         self.speeds = list(numbers["speeds"])
         self._sitting_at_restore = set() if "present" in numbers else set(numbers["sitting"])
+
+    def _load_optimizer(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if self.optimizer is not None:
+            prefix = "optimizer."
+            self.optimizer.load({k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)})
 
     def _recall(self, present: Mapping[str, Any]) -> None:
         self.live = set(present["live"])

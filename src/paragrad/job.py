@@ -14,6 +14,8 @@ from paragrad.data.plan import Plan
 from paragrad.data.source import Source
 from paragrad.errors import UsageError
 from paragrad.learners.learner import Learner, Scatters, StepsAtCenter
+from paragrad.optim.centeroptimizer import CenterOptimizer
+from paragrad.optim.cut import CutOptimizer
 from paragrad.schemes.scheme import Scheme
 from paragrad.state import Allocate
 from paragrad.types import Vector, VectorOptimizer
@@ -86,6 +88,10 @@ class Job:
     ) -> Center:
         """The center at the beginning of a run; ``learner`` is its starting point. ``length``: only so much of it lies here."""
         plan, stolen = self.plan, self.stolen(shards, workers)
+        optimizer = self.center_optimizer(learner, device)
+        if length is not None and optimizer is not None:
+            assert isinstance(optimizer, CenterOptimizer)
+            optimizer = CutOptimizer(optimizer.chosen, length, learner.weights.dtype, whole=optimizer)
         center = Center(
             self.scheme,
             learner.weights[:length].to(device),
@@ -93,7 +99,7 @@ class Job:
             leases=Leases(batches=plan.batches, epochs=plan.epochs, workers=workers, stolen=stolen),
             buffers=learner.buffers.to(device),
             integers=learner.integers.to(device),
-            optimizer=self.center_optimizer(learner, device),
+            optimizer=optimizer,
             allocate=allocate,
             rows=length is not None,
         )

@@ -35,6 +35,11 @@ def write(center: Center, now: State, spare: State, commits: list[Commit]) -> bo
     return sound
 
 
+def in_blocks(center: Center) -> bool:
+    """Whether ``apply`` is run block by block: not where it may step, since a step of the optimiser is one for the vector."""
+    return center.scheme.elementwise and (center.optimizer is None or center.scheme.plain_sgd)
+
+
 def _look_at_shared(center: Center, now: State, commits: list[Commit]) -> None:
     """What workers wrote into shared weights is there already: where it is not finite, there is nothing left to save.
 
@@ -56,7 +61,7 @@ def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> b
         spare.value.copy_(now.value)
         for name, slot in spare.slots.items():
             slot.copy_(now.slots[name])
-    size = BLOCK if scheme.elementwise and now.value.device.type == "cpu" else max(1, hi - lo)
+    size = BLOCK if in_blocks(center) and now.value.device.type == "cpu" else max(1, hi - lo)
     for start in range(lo, max(hi, lo + 1), size):
         stop = min(start + size, hi)
         view = View(center, now, spare, start, stop)

@@ -126,6 +126,7 @@ class View:
             raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center was given no optimiser.")
         value = self.value
         self.center.stepped = True
+        self._written = -1  # the optimiser writes past torch's count of changes
         if isinstance(self.center.optimizer, Paced):
             self.center.optimizer.set_progress(self.center.progress)
         self.center.optimizer.step(value, gradient, scale)

@@ -173,7 +173,6 @@ def test_what_cannot_be_spread_is_refused_with_the_reason(model, rows, tmp_path)
         pg.Network(shards=2, shards_elsewhere=1, certificate="a.pem", key="a.key")
     cases = {
         "a shard holds at least 17 of them. Use 12 or fewer": (pg.AGN(), 13),
-        "holds the optimiser, whose state is not spread": (pg.SyncSGD(), 2),
         "share their weights": (pg.Hogwild(), 2),
     }
     for message, (scheme, shards) in cases.items():

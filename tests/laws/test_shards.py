@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import paragrad as pg
 from paragrad import update
@@ -23,8 +24,12 @@ from paragrad.engines import memory
 from paragrad.engines.elsewhere import Shards, _head_of, cuts
 from paragrad.engines.shard import Keeper
 from paragrad.engines.spread import is_spread, sound, spoiled
+from paragrad.flat import Flat
+from paragrad.optim import optimizer as optimizers
+from paragrad.optim.centeroptimizer import CenterOptimizer
+from paragrad.optim.cut import CutOptimizer
 from paragrad.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors, declare, decode, encode, expect
-from paragrad.types import Commit, Reply
+from paragrad.types import Commit, Reply, VectorOptimizer
 
 LENGTH, WORKERS, LIFE = 67, 3, "a life"
 SCHEMES = [
@@ -42,13 +47,44 @@ SCHEMES = [
     pg.ModelAveraging(window=2),
     pg.DiLoCo(window=2),
 ]
+STEPPED = [
+    (pg.SyncSGD(), pg.Optimizer("adam:lr=0.05")),
+    (pg.SyncSGD(), pg.Optimizer("sgd:lr=0.1,momentum=0.9", schedule="cosine:warmup=0.2")),
+    (pg.BackupWorkers(), pg.Optimizer("adagrad:lr=0.1")),
+    (pg.BackupWorkers(), pg.Optimizer("adamw:lr=0.05", schedule="linear", clip_value=0.05)),
+    (pg.SoftSync(), pg.Optimizer("sgd:lr=0.1,momentum=0.9")),
+    (pg.SoftSync(splits=3), pg.Optimizer("adam:lr=0.05", schedule="linear")),
+    (pg.StalenessAware(window=2), pg.Optimizer("adam:lr=0.05,amsgrad=true")),
+    (pg.StalenessAware(), pg.Optimizer("sgd:lr=0.1,momentum=0.9,nesterov=true", schedule="step:at=0.5,factor=0.1")),
+    (pg.DCASGD(), pg.Optimizer("adagrad:lr=0.1", schedule="cosine")),
+    (pg.DCASGD(adaptive=True), pg.Optimizer("sgd:lr=0.1,momentum=0.9")),
+    (pg.OrMo(), pg.Optimizer("sgd:lr=0.1")),
+]
+"""Schemes whose center holds the optimiser."""
+
+
+class Pieces(nn.Module):
+    """A model of 67 parameters in tensors of several shapes, one of them without any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(5, 8)), nn.Parameter(torch.zeros(()))
+        self.c = nn.Parameter(torch.zeros(2, 13))
+
+
+def whole_optimizer(optimizer: pg.Optimizer) -> CenterOptimizer:
+    module = Pieces()
+    return CenterOptimizer(optimizer, module, Flat(module.named_parameters()))
 
 
 class Direct:
     """A shard without a network: what is said travels as bytes, and it is killed before or after it has heard some of it."""
 
-    def __init__(self, scheme: Any, directory: Path, index: int, fate: Callable[[], str]) -> None:
-        self._make = lambda: Keeper(scheme, directory, index, LIFE)
+    def __init__(
+        self, scheme: Any, directory: Path, index: int, fate: Callable[[], str], optimizer: pg.Optimizer | None = None
+    ) -> None:
+        chosen = None if optimizer is None else optimizers.prepared(optimizer)
+        self._make = lambda: Keeper(scheme, directory, index, LIFE, chosen)
         self._fate = fate
         self.keeper = self._make()
 
@@ -104,22 +140,33 @@ class Worker:
 class Both:
     """The same commits to a whole center and to one that is spread; every answer is compared."""
 
-    def __init__(self, scheme: Any, where: list[int], directory: Path, fate: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        scheme: Any,
+        where: list[int],
+        directory: Path,
+        fate: Callable[[], str] = lambda: "",
+        optimizer: pg.Optimizer | None = None,
+    ) -> None:
         start = torch.randn(LENGTH, generator=torch.Generator().manual_seed(1))
         self.scheme, self.cuts, self.directory = scheme, where, directory
         stolen = scheme.quorum(WORKERS) == 1
 
         def center(value: torch.Tensor, *, rows: bool) -> Center:
             leases = Leases(batches=9, epochs=3, workers=WORKERS, stolen=stolen)
-            return Center(scheme, value, workers=WORKERS, leases=leases, buffers=torch.zeros(2), rows=rows)
+            steps: VectorOptimizer | None = None if optimizer is None else whole_optimizer(optimizer)
+            if optimizer is not None and rows:
+                steps = CutOptimizer(optimizer, value.numel(), value.dtype, whole=whole_optimizer(optimizer))
+            return Center(scheme, value, workers=WORKERS, leases=leases, buffers=torch.zeros(2), optimizer=steps, rows=rows)
 
         self.whole = center(start, rows=False)
         self.lead = center(start[: where[1]], rows=True)
-        self.peers = [Direct(scheme, directory, k, fate) for k in range(1, len(where) - 1)]
+        self.peers = [Direct(scheme, directory, k, fate, optimizer) for k in range(1, len(where) - 1)]
         self.shards = Shards(self.lead, start, where, LIFE)
         self.lead.elsewhere = self.shards
         self.shards.begin(self.peers, lambda k, error: self.peers[k].revive())
         self.workers = [Worker(k) for k in range(WORKERS)]
+        self.diverged = False
 
     def hear(self, those: list[Reply], these: list[Reply]) -> None:
         """The answers are the same, to the bit, slice by slice."""
@@ -132,7 +179,8 @@ class Both:
             worker = self.workers[reply.worker]
             worker.waits, worker.done, worker.version, worker.last = False, reply.done, reply.version, reply.last
             worker.answer = reply.value.clone()
-            worker.batches = tuple(self.whole.leases.held(worker.rank))
+            waiting = {batch for commit in self.whole.waiting if commit.worker == worker.rank for batch in commit.batches}
+            worker.batches = tuple(batch for batch in self.whole.leases.held(worker.rank) if batch not in waiting)
 
     def join(self, rank: int) -> None:
         worker = self.workers[rank]
@@ -143,7 +191,7 @@ class Both:
         self.workers[rank].incarnation += 1
         self.join(rank)
 
-    def commit(self, rank: int, seed: int, kind: str) -> bool:
+    def commit(self, rank: int, seed: int, kind: str, weight: float | None = None) -> bool:
         """What a worker commits; False where both centers say that the run has diverged."""
         worker = self.workers[rank]
         draw = torch.Generator().manual_seed(seed)
@@ -160,7 +208,7 @@ class Both:
             "version": worker.version,
             "steps": window,
             "batches": worker.batches[:window],
-            "weight": 1.0 + seed % 3,
+            "weight": 1.0 + seed % 3 if weight is None else weight,
             "rows": window,
             "lr": 0.1,
             "seconds": 0.01 * (1 + seed % 5),
@@ -178,6 +226,7 @@ class Both:
             those, these = received(self.whole, made(vectors, told)), received(self.lead, made(mine, told))
             assert (those is None) == (these is None)
             if those is None or these is None:
+                self.diverged = True
                 return False
             self.hear(those, these)
         return True
@@ -186,14 +235,24 @@ class Both:
         """All that a checkpoint holds is the same; put back, it is the same again; and in the end it is one center again."""
         for _ in range(2):
             (those, thus), (these, so) = self.whole.snapshot(), self.lead.snapshot()
+            if self.diverged:  # one center's optimiser has made the step that came to nothing, the first slice its answer
+                moved = ("optimizer.", "answer.")
+                those, these = ({n: t for n, t in found.items() if not n.startswith(moved)} for found in (those, these))
             assert those.keys() == these.keys()
             assert all(torch.equal(those[name], these[name]) for name in those)
             assert thus == so
+            if self.diverged:
+                break
             self.lead.restore(these, self.lead.memory())
         self.lead.reunite()
         assert torch.equal(self.lead.value, self.whole.value)
-        assert self.lead.snapshot()[0].keys() == those.keys()
+        if not self.diverged:
+            assert same(self.lead.snapshot()[0], those)
         self.shards.close()
+
+
+def same(these: Mapping[str, torch.Tensor], those: Mapping[str, torch.Tensor]) -> bool:
+    return these.keys() == those.keys() and all(torch.equal(these[name], those[name]) for name in these)
 
 
 def changed(reply: Reply) -> tuple[Any, ...]:
@@ -222,10 +281,29 @@ def _beside_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_shards_are_the_same_center_whatever_the_cuts_the_order_and_who_is_killed(scheme, data):
+    drive(scheme, None, data)
+
+
+@pytest.mark.parametrize("small", [0, 1 << 15], ids=["tensors", "flat"])
+@pytest.mark.parametrize(("scheme", "optimizer"), STEPPED, ids=repr)
+def test_shards_that_step_are_the_same_center(scheme, optimizer, small, monkeypatch):
+    monkeypatch.setattr(optimizers, "SMALL", small)
+
+    @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def law(data):
+        drive(scheme, optimizer, data)
+
+    law()
+
+
+def drive(scheme: Any, optimizer: pg.Optimizer | None, data: st.DataObject) -> None:
+    """Commits in any order, to both kinds of center."""
     inner = data.draw(st.lists(st.integers(1, LENGTH - 1), min_size=1, max_size=3, unique=True), "cuts")
     fates = data.draw(st.lists(st.sampled_from(["", "", "", "before", "after"]), max_size=30), "fates")
     with tempfile.TemporaryDirectory() as directory:
-        both = Both(scheme, [0, *sorted(inner), LENGTH], Path(directory), lambda: fates.pop() if fates else "")
+        where = [0, *sorted(inner), LENGTH]
+        both = Both(scheme, where, Path(directory), lambda: fates.pop() if fates else "", optimizer)
         for rank in range(WORKERS):
             both.join(rank)
         strange = 0
@@ -334,6 +412,51 @@ def test_an_update_that_came_to_nothing_leaves_what_workers_were_given(tmp_path,
         one.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": 4, "waiting": []})
     assert torch.equal(peer.keeper.held.center.value, fresh.keeper.held.center.value)
     assert torch.equal(peer.keeper.held.answer(0, 4), fresh.keeper.held.center.value)
+
+
+MOMENTUM = pg.Optimizer("sgd:lr=0.1,momentum=0.9")
+
+
+def test_a_mean_that_is_not_finite_in_one_slice_moves_no_optimiser(tmp_path):
+    both = Both(pg.SyncSGD(), [0, 20, 50, LENGTH], tmp_path, optimizer=MOMENTUM)
+    for rank in range(WORKERS):
+        both.join(rank)
+
+    def go_round(seed: int, kinds: list[str], weights: list[float]) -> bool:
+        return all(both.commit(rank, seed + rank, kinds[rank], weights[rank]) for rank in range(WORKERS))
+
+    assert go_round(1, ["good"] * 3, [1.0] * 3)
+    before = {name: tensor.clone() for name, tensor in both.lead.snapshot()[0].items()}
+    # With weights below 0, as rows may have, the mean of numbers that are finite overflows, and only in the last slice.
+    assert go_round(4, ["huge", "good", "good"], [3.0, -1.0, -1.0])
+    assert both.whole.counts.refused == both.lead.counts.refused == 3
+    assert same(both.lead.snapshot()[0], before)
+    assert go_round(7, ["good"] * 3, [1.0] * 3)
+    assert both.lead.clock == 2
+    both.compare()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_step_that_was_prepared_and_not_flipped_to_is_forgotten(tmp_path, killed):
+    peers = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        peer = Direct(pg.StalenessAware(), tmp_path / name, 1, lambda: "", MOMENTUM)
+        head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+        peer.exchange(head, {"value": torch.zeros(2)}, lambda back: {})
+        peers.append(peer)
+    peer, fresh = peers
+    for clock, (first, second) in enumerate([([1.0, 2.0], [3.0, 4.0]), ([5.0, 6.0], [7.0, 8.0])], start=4):
+        assert prepare(peer, 2 * clock, first, clock)
+        if killed:
+            peer.revive()
+        for one in peers:
+            assert prepare(one, 2 * clock + 1, second, clock)
+            one.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": clock, "waiting": []})
+    found, expected = peer.keeper.held.tensors(5), fresh.keeper.held.tensors(5)
+    assert torch.equal(found["optimizer.0.momentum_buffer"], torch.tensor([9.7, 11.6]))
+    assert same(found, expected)
+    assert torch.equal(peer.keeper.held.tensors(4)["optimizer.0.momentum_buffer"], torch.tensor([3.0, 4.0]))
 
 
 def test_what_a_worker_is_handed_after_an_update_came_to_nothing_counts(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from paragrad.data.leases import Leases
 from paragrad.engines import memory
 from paragrad.engines.memory import SIDECAR, Memory, left_in
 from paragrad.flat import Flat
-from paragrad.optim.optimizer import CenterOptimizer
+from paragrad.optim.centeroptimizer import CenterOptimizer
 from paragrad.types import Commit, Reply
 from tests.network.victim import AT_THE_CENTER, PACKAGE
 

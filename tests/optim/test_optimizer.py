@@ -10,7 +10,8 @@ from torch import nn
 from paragrad.errors import UsageError
 from paragrad.flat import Flat, trained
 from paragrad.optim import optimizer as optim
-from paragrad.optim.optimizer import CenterOptimizer, FlatOptimizer, factory, names, takes_model
+from paragrad.optim.centeroptimizer import CenterOptimizer
+from paragrad.optim.optimizer import FlatOptimizer, factory, names, takes_model
 
 
 def net() -> nn.Sequential:

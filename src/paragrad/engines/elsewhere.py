@@ -14,12 +14,16 @@ from paragrad.engines.slice import FLOATS, NUMBERS
 from paragrad.errors import ParagradError, UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
+from paragrad.optim.centeroptimizer import CenterOptimizer
+from paragrad.optim.cut import CutOptimizer
 from paragrad.record import fold
 from paragrad.transport.message import PROTOCOL, TransportError, Vectors
-from paragrad.types import Commit
+from paragrad.types import Commit, VectorOptimizer
 from paragrad.worker import DRAWN
 
 T = TypeVar("T")
+STATE = "optimizer."
+"""Before the names of the tensors that are the optimiser's."""
 
 
 def cuts(length: int, shards: int) -> list[int]:
@@ -27,8 +31,8 @@ def cuts(length: int, shards: int) -> list[int]:
     return [length * k // shards for k in range(shards + 1)]
 
 
-def check(job: Job, learner: Learner, shards: int) -> None:
-    """Raise where a center cannot be spread over so many processes."""
+def check(job: Job, learner: Learner, shards: int, *, by_hand: bool = False) -> None:
+    """Raise where a center cannot be spread over so many processes, or not over some that are started ``by_hand``."""
     scheme, name, length = job.scheme, type(job.scheme).__name__, learner.weights.numel()
     if shards == 1:
         return
@@ -39,16 +43,33 @@ def check(job: Job, learner: Learner, shards: int) -> None:
         )
     if job.codec is not None:
         raise UsageError(f"codec={job.codec.name} is not cut into slices: leave codec out, or use shards=1.")
-    if scheme.ships == "gradient":
-        raise UsageError(
-            f"The center of {name} holds the optimiser, whose state is not spread over shards. Use shards=1, or a scheme whose "
-            "workers make the steps (modelaveraging, agn)."
-        )
     if scheme.parts > 1:
         raise UsageError(f"{scheme!r} commits the vector in {scheme.parts} parts, which is a cut of its own: use shards=1.")
     if not scheme.elementwise:
         raise UsageError(
             f"{name} does not say elementwise = True: its center must see the whole vector, and cannot be spread. Use shards=1."
+        )
+    _check_optimizer(name, job.center_optimizer(learner), by_hand=by_hand)
+
+
+def _check_optimizer(name: str, optimizer: VectorOptimizer | None, *, by_hand: bool) -> None:
+    if optimizer is None:
+        return
+    if isinstance(optimizer, CenterOptimizer):
+        why = optimizer.why_whole
+    else:
+        why = f"it is no optimiser of torch.optim ({type(optimizer).__name__})"
+    if why is not None:
+        raise UsageError(
+            f"The center of {name} holds the optimiser, which cannot be cut into slices: {why}. Use shards=1, an optimiser "
+            "such as adam, or a scheme whose workers make the steps (modelaveraging, agn)."
+        )
+    assert isinstance(optimizer, CenterOptimizer)
+    if by_hand and not optimizer.has_name:
+        raise UsageError(
+            f"The center of {name} holds the optimiser, which was made in Python, and a shard that is started by hand learns "
+            "of it in words: give optimizer and schedule by name ('adam:lr=0.001', 'cosine'), or let the center start all "
+            "shards (shards_elsewhere=0)."
         )
 
 
@@ -66,7 +87,9 @@ class Shards:
     """What lies of a center in other processes (``center.Elsewhere``). All is called by the thread of the center."""
 
     def __init__(self, center: Center, weights: torch.Tensor, cuts: Sequence[int], life: str) -> None:
+        assert isinstance(center.optimizer, CutOptimizer | None)
         self._center = center
+        self._optimizer = center.optimizer
         self._cuts = list(cuts)
         self._life = life
         self._start: tuple[Mapping[str, torch.Tensor], Mapping[str, Any]] = {"value": weights}, center.snapshot_numbers()
@@ -109,6 +132,8 @@ class Shards:
             "progress": center.progress,
         }
         answers = self._all(lambda k: self._ask(k, "prepare", self._update))
+        if self._optimizer is not None:
+            self._optimizer.begin()
 
         def wait(here: bool) -> bool:
             found = answers()
@@ -118,6 +143,8 @@ class Shards:
                     raise ParagradError(
                         f"Shard {k + 1} has lost what worker {answer['missing'][0]} sent to it. Go on from the last checkpoint."
                     )
+            # One center would have looked at the whole of a round's mean, and not have stepped at all.
+            center.stepped = center.stepped and all(answer["finite"] or answer.get("stepped") for answer in found)
             return here and all(answer["finite"] for answer in found)
 
         return wait
@@ -127,6 +154,8 @@ class Shards:
         waiting = [[c.worker, c.incarnation, c.sequence] for c in self._center.waiting]
         said = {"clock": self._update["clock"], "waiting": waiting}
         self._all(lambda k: self._flip(k, said))()
+        if self._optimizer is not None:
+            self._optimizer.flip()
 
     def _flip(self, k: int, said: Mapping[str, Any]) -> None:
         if "unprepared" in self._ask(k, "flip", said):  # it was killed in between
@@ -146,11 +175,11 @@ class Shards:
         if self._failure is not None:
             raise self._failure
         first = self._cuts[1]
-        whole = {name: torch.empty(self._cuts[-1], dtype=t.dtype) for name, t in tensors.items() if _is_spread(name)}
+        whole = {name: torch.empty(self._cuts[-1], dtype=t.dtype) for name, t in tensors.items() if _is_spread(name, t)}
         for name, room in whole.items():
             room[:first] = tensors[name]
             if not self._peers:  # nothing has begun: they hold what they will be filled with
-                room[first:] = self._filling(name)[first:]
+                room[first:] = self._filling(name, tensors[name])[first:]
         said = {"op": "gather", "clock": self._center.clock, "names": list(whole)}
 
         def fetch(k: int) -> None:
@@ -159,25 +188,36 @@ class Shards:
             self._peers[k].exchange({**said, "life": self._life}, {}, lambda back: rooms)
 
         self._all(fetch)()
-        return {**tensors, **whole}
+        found = {**tensors, **whole}
+        return found if self._optimizer is None else _with_state(found, self._optimizer.to_whole)
 
-    def _filling(self, name: str) -> torch.Tensor:
+    def _filling(self, name: str, here: torch.Tensor) -> torch.Tensor:
         start = self._start[0]
+        if name.startswith(STATE) and name not in start:
+            return here[:1].expand(self._cuts[-1])  # a new optimiser has the same for all elements
         found = start.get(name, start["value"])
         return torch.zeros_like(found) if name.startswith("slot.") and name not in start else found
 
     def scatter(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         """The inverse; returns what lies here. Before ``begin`` it is kept until then."""
+        if self._optimizer is not None:
+            tensors = _with_state(tensors, self._optimizer.of_whole)
         if self._peers:
             self._all(lambda k: self._fill(k, tensors, numbers))()
         else:
             self._start = dict(tensors), dict(numbers)
-        return {name: t[: self._cuts[1]] if _is_spread(name) else t for name, t in tensors.items()}
+        return {name: t[: self._cuts[1]] if _is_spread(name, t) else t for name, t in tensors.items()}
+
+    def whole_optimizer(self) -> VectorOptimizer | None:
+        """One for all of the value, as after it was made; None where the center has none."""
+        return None if self._optimizer is None else self._optimizer.whole
 
     def _fill(self, k: int, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         lo, hi = self.slices[k]
-        names = {name for name in tensors if _is_spread(name)} | {f"slot.{name}" for name in self._center.scheme.center_slots}
-        mine = {name: (tensors[name] if name in tensors else torch.zeros_like(tensors["value"]))[lo:hi] for name in names}
+        mine = {name: t[lo:hi] for name, t in tensors.items() if _is_spread(name, t)}
+        for name in self._center.scheme.center_slots:
+            mine.setdefault(f"slot.{name}", torch.zeros_like(mine["value"]))
+        mine |= {name: t.view(1) for name, t in tensors.items() if name.startswith(STATE) and not t.ndim}
         said = {"op": "load", "clock": numbers["clock"], "ledger": numbers["ledger"], "versions": _versions(numbers)}
         self._peers[k].exchange({**said, "life": self._life}, mine, lambda back: {})
 
@@ -209,8 +249,17 @@ def _raise(k: int, error: TransportError) -> None:
     raise error
 
 
-def _is_spread(name: str) -> bool:
-    return name == "value" or name.startswith(("slot.", "answer."))
+def _is_spread(name: str, tensor: torch.Tensor) -> bool:
+    return name == "value" or (name.startswith(("slot.", "answer.", STATE)) and tensor.ndim > 0)
+
+
+def _with_state(
+    tensors: Mapping[str, torch.Tensor], made: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """The same with the optimiser's state in another form."""
+    state = {name.removeprefix(STATE): t for name, t in tensors.items() if name.startswith(STATE)}
+    others = {name: t for name, t in tensors.items() if not name.startswith(STATE)}
+    return others | {f"{STATE}{name}": t for name, t in made(state).items()}
 
 
 def _versions(numbers: Mapping[str, Any]) -> list[int]:

@@ -142,7 +142,7 @@ class Network:
                 f"{job.train.what} gives its rows once, to one process: workers elsewhere cannot have them. Use engine local, "
                 "or rows in files."
             )
-        elsewhere.check(job, learner, self.shards)
+        elsewhere.check(job, learner, self.shards, by_hand=self.shards_elsewhere > 0)
         devices.check(self.device)
 
     def recall(self, directory: Path) -> Checkpoint | None:

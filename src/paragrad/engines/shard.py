@@ -17,6 +17,8 @@ from paragrad.engines import slicememory
 from paragrad.engines.localworker import Post, guarded, note
 from paragrad.engines.slice import Slice
 from paragrad.job import Job
+from paragrad.optim.centeroptimizer import CenterOptimizer
+from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
 from paragrad.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors, declared
 
@@ -43,7 +45,10 @@ def _serve(post: Post, job: Job) -> None:
 
     assert isinstance(post, ShardPost)
     assert post.line is not None
-    keeper = Keeper(job.scheme, post.line.directory, post.index, post.life)
+    optimizer = job.center_optimizer(job.make_learner("cpu")) if job.scheme.ships == "gradient" else None
+    assert isinstance(optimizer, CenterOptimizer | None)
+    chosen = None if optimizer is None else optimizer.chosen
+    keeper = Keeper(job.scheme, post.line.directory, post.index, post.life, chosen)
     *wished, other = post.addresses
     try:
         server = Server.listen(keeper, next(iter(wished), other), post.line.token, post.pair)
@@ -69,7 +74,8 @@ class Desk:
 class Keeper:
     """What the network's threads do. ``lock`` guards the slice; bytes are filled in without it."""
 
-    def __init__(self, scheme: Scheme, directory: Path, index: int, life: str) -> None:
+    def __init__(self, scheme: Scheme, directory: Path, index: int, life: str, optimizer: OptimizerLike | None = None) -> None:
+        """``optimizer``: what the center steps with, where it does."""
         self.scheme = scheme
         self.life = life
         self.lock = threading.Lock()
@@ -81,11 +87,11 @@ class Keeper:
         self._directory = directory
         self._index = index
         self._path: Path | None = None
-        self.live(life)
+        self.live(life, optimizer)
 
-    def live(self, life: str) -> None:
+    def live(self, life: str, optimizer: OptimizerLike | None = None) -> None:
         """From here on it belongs to this life of the center; what an earlier process has left for it is taken over."""
-        self.life, self.held = life, None
+        self.life, self.held, self._optimizer = life, None, optimizer
         left = slicememory.left_by(self._directory, self._index, life)
         if left is not None:
             self.make(left.workers, left.length, left.dtype, lambda held: held.take_over(left.segment))
@@ -93,7 +99,8 @@ class Keeper:
 
     def make(self, workers: int, length: int, dtype: torch.dtype, fill: Callable[[Slice], None]) -> None:
         """A slice in memory of its own; what was there before it is given up once it is filled."""
-        held, path = slicememory.make(self._directory, self._index, self.scheme, workers=workers, length=length, dtype=dtype)
+        sizes = {"workers": workers, "length": length}
+        held, path = slicememory.make(self._directory, self.scheme, self._optimizer, dtype=dtype, **sizes)
         fill(held)
         slicememory.publish(self._directory, self._index, self.life, held, path)
         self.discard()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from paragrad import options, schemes
 from paragrad.engines.line import PATIENCE, Ended, Line
 from paragrad.engines.shard import Keeper
 from paragrad.errors import UsageError
+from paragrad.optim.choice import Optimizer
+from paragrad.optim.optimizer import prepared
+from paragrad.schemes.scheme import Scheme
 from paragrad.transport import endpoint
 from paragrad.transport.endpoint import CERTIFICATE, KEY, TOKEN, Endpoint, read_token
 from paragrad.transport.message import TransportError
@@ -38,7 +42,7 @@ def serve(
     scheme = options.parse(about["scheme"], "scheme", schemes)
     pair = _pair(directory)
     host, port = endpoint.split_address(listen or ("127.0.0.1:0" if pair is None else "0.0.0.0:0"))
-    keeper = Keeper(scheme, directory.resolve(), index, about["life"])
+    keeper = Keeper(scheme, directory.resolve(), index, about["life"], _optimizer(scheme, about))
     try:
         server = flight.Server.listen(keeper, endpoint.address_of(host, port), read_token(directory / TOKEN), pair)
     except TransportError as error:
@@ -51,8 +55,9 @@ def serve(
             life = line.announce(index, address)
             seen = time.monotonic()
             if life != keeper.life:
+                about = line.about()  # a run may be resumed with another learning rate
                 with keeper.lock:
-                    keeper.live(life)
+                    keeper.live(about["life"], _optimizer(scheme, about))
         except (TransportError, Ended) as error:
             if time.monotonic() - seen > patience:
                 raise TransportError(f"{error} It was waited for {patience:.0f} seconds.") from None
@@ -60,6 +65,11 @@ def serve(
     flight.stop(server)
     keeper.discard()
     say("The run is over.")
+
+
+def _optimizer(scheme: Scheme, about: Mapping[str, Any]) -> Optimizer | None:
+    """What the center steps with, where it does; it has made sure that words say all of it."""
+    return prepared(Optimizer.from_settings(about["settings"])) if scheme.ships == "gradient" else None
 
 
 def _pair(directory: Path) -> tuple[bytes, bytes] | None:

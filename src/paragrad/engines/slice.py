@@ -16,6 +16,8 @@ from paragrad import kernels, update
 from paragrad.center import Center
 from paragrad.data.leases import Leases
 from paragrad.engines.shared import Segment
+from paragrad.optim.cut import FLAGS, CutOptimizer, side_name
+from paragrad.optim.optimizer import OptimizerLike
 from paragrad.record import expand
 from paragrad.schemes.scheme import Scheme
 from paragrad.transport.message import Malformed, Refused
@@ -30,6 +32,7 @@ FLOATS = ("weight", "loss", "lr", "seconds", "distance")
 class _Center(Center):
     """The real one, of a slice. What it cannot know, of workers and their rows, it is told."""
 
+    optimizer: CutOptimizer | None
     told_working: list[int]
     told_progress = 0.0
 
@@ -43,12 +46,17 @@ class _Center(Center):
 
     def write(self, commits: list[Commit]) -> bool:
         """The next state, into the spare buffer; False where it is not finite."""
+        self.stepped = False
+        if self.optimizer is not None:
+            self.optimizer.begin()
         return update.write(self, *self._states.begin(), commits)
 
     def move(self, commits: list[Commit]) -> None:
         """The spare buffer is the state now."""
         self._states.flip(commits)
         self.state = self._states.now
+        if self.optimizer is not None:
+            self.optimizer.flip()
 
     def copy_of(self, clock: int) -> Vector | None:
         """The value of that clock, where it is the present one, or the one before it and nothing was written over it yet."""
@@ -63,19 +71,31 @@ class _Center(Center):
         self._states.load({**tensors, **nothing}, clock, ledger)
         for k, answer in enumerate(self.answers):
             answer.copy_(tensors.get(f"answer.{k}", tensors["value"]))
+        self._load_optimizer(tensors)
 
 
 class Slice:
     """All of it lies in a segment, from which another process goes on where this one is killed. Not to be used by two threads
     at once, but for ``room`` of different workers, and ``answer``."""
 
-    def __init__(self, scheme: Scheme, *, workers: int, length: int, dtype: torch.dtype, segment: Segment) -> None:
+    def __init__(
+        self,
+        scheme: Scheme,
+        *,
+        workers: int,
+        length: int,
+        dtype: torch.dtype,
+        segment: Segment,
+        optimizer: OptimizerLike | None = None,
+    ) -> None:
+        """``optimizer``: what the center steps with, where it does."""
         allocate = segment.allocate
         self.scheme = scheme
         self.segment = segment
         leases = Leases(batches=1, epochs=1, workers=workers)
         start = torch.zeros(length, dtype=dtype)
-        self.center = _Center(scheme, start, workers=workers, leases=leases, allocate=allocate, rows=True)
+        cut = None if optimizer is None else CutOptimizer(optimizer, length, dtype, allocate)
+        self.center = _Center(scheme, start, workers=workers, leases=leases, optimizer=cut, allocate=allocate, rows=True)
         self._versions = allocate("versions", workers, torch.int64).numpy()
         """The clock of each worker's answer."""
         # What a worker was last given is read by the update that writes its next answer: where that is made again, it must be
@@ -86,7 +106,7 @@ class Slice:
         self._table = allocate("stages", 4 * count, torch.int64).numpy().reshape(count, 4)
         names = ("value", *(f"also.{name}" for name in scheme.sends))
         self._stages = [{name: allocate(f"stage{j}.{name}", length, dtype) for name in names} for j in range(count)]
-        self._prepared: tuple[int, list[Commit], bool] | None = None
+        self._prepared: tuple[int, list[Commit], dict[str, bool]] | None = None
         self._newest = [0] * workers
 
     # -- what workers lay down ------------------------------------------------------------------------------
@@ -135,14 +155,15 @@ class Slice:
         return self.center.clock
 
     def prepare(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the next state; the answer says whether it is finite, or which commits are not here."""
+        """Write the next state; the answer says whether it is finite and the optimiser was moved, or which commits are not
+        here."""
         clock: int = said["clock"]
         if clock <= self.clock:
             return {"finite": True}
         self._check_clock(clock - 1)
         commits = [commit_of(head) for head in said["commits"]]
         if self._prepared is not None and self._prepared[0] == clock and _same(self._prepared[1], commits):
-            return {"finite": self._prepared[2]}
+            return self._prepared[2]
         missing = [commit.worker for commit in commits if not self._fill(commit)]
         if missing:
             return {"finite": False, "missing": missing}
@@ -152,15 +173,16 @@ class Slice:
         center.commits_of, center.speeds = said["counts"], said["speeds"]
         self._prepared = None
         sound = center.write(commits)
-        self._prepared = (clock, commits, sound)
-        return {"finite": sound}
+        answer = {"finite": sound, "stepped": center.stepped}
+        self._prepared = (clock, commits, answer)
+        return answer
 
     def flip(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """What was prepared is the state now; the answer may say that it must be prepared again."""
         clock: int = said["clock"]
         if clock == self.clock:
             return {"clock": clock}
-        if self._prepared is None or self._prepared[0] != clock or not self._prepared[2]:
+        if self._prepared is None or self._prepared[0] != clock or not self._prepared[2]["finite"]:
             return {"unprepared": True}
         commits = self._prepared[1]
         if self.scheme.held:
@@ -199,7 +221,7 @@ class Slice:
         return self.center.answers[worker]
 
     def tensors(self, clock: int) -> dict[str, torch.Tensor]:
-        """Value, slots and answers at a clock: that of now, or the one before it."""
+        """Value, slots, answers and the optimiser's state at a clock: that of now, or the one before it."""
         return tensors_in(self.segment, self.scheme.center_slots, self.center.workers, clock)
 
     def load(self, tensors: Mapping[str, torch.Tensor], clock: int, ledger: Sequence[int], versions: Sequence[int]) -> None:
@@ -271,6 +293,13 @@ def tensors_in(segment: Segment, slots: Sequence[str], workers: int, clock: int)
     for k in range(workers):
         again = undone[0] == clock + 1 and undone[1 + k]
         found[f"answer.{k}"] = segment.tensor(f"undo{k}" if again else f"answer{k}")
+    if FLAGS in segment.layout and segment.tensor(FLAGS)[side]:
+        each, one = side_name("", side, each=True), side_name("", side, each=False)
+        for name in segment.layout:
+            if name.startswith(each):
+                found[f"optimizer.{name.removeprefix(each)}"] = segment.tensor(name)
+            elif name.startswith(one):
+                found[f"optimizer.{name.removeprefix(one)}"] = segment.tensor(name).view(())
     return found
 
 

@@ -11,6 +11,8 @@ from paragrad.checkpoint import Checkpoint
 from paragrad.engines import memory
 from paragrad.engines.shared import Segment
 from paragrad.engines.slice import Slice, tensors_in
+from paragrad.optim.cut import kept
+from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
 
 
@@ -39,11 +41,15 @@ def left_by(directory: Path, index: int, life: str) -> Left | None:
     return Left(Path(told["file"]), segment, told["length"], getattr(torch, told["dtype"]), told["workers"])
 
 
-def make(directory: Path, index: int, scheme: Scheme, *, workers: int, length: int, dtype: torch.dtype) -> tuple[Slice, Path]:
+def make(
+    directory: Path, scheme: Scheme, optimizer: OptimizerLike | None, *, workers: int, length: int, dtype: torch.dtype
+) -> tuple[Slice, Path]:
     """A slice in a new file."""
-    size = length * dtype.itemsize * (2 * (1 + len(scheme.center_slots)) + workers * (3 + len(scheme.sends)))
+    states = 0 if optimizer is None else sum(tensor.ndim for tensor in kept(optimizer, dtype).values())
+    size = length * dtype.itemsize * (2 * (1 + len(scheme.center_slots) + states) + workers * (3 + len(scheme.sends)))
     path = memory.new_name(directory, size, "shard")
-    return Slice(scheme, workers=workers, length=length, dtype=dtype, segment=memory.new_segment(path)), path
+    segment = memory.new_segment(path)
+    return Slice(scheme, workers=workers, length=length, dtype=dtype, segment=segment, optimizer=optimizer), path
 
 
 def publish(directory: Path, index: int, life: str, held: Slice, path: Path) -> None:
@@ -80,6 +86,6 @@ def completed(directory: Path, found: Checkpoint | None) -> Checkpoint | None:
             return None
         slots = [name.removeprefix("slot.") for name in found.tensors if name.startswith("slot.")]
         parts.append(tensors_in(left.segment, slots, workers, found.numbers["clock"]))
-    spread = parts[-1].keys()
+    spread = {name for name, tensor in parts[-1].items() if tensor.ndim}
     whole = {name: torch.cat([part[name] for part in parts]) if name in spread else t for name, t in found.tensors.items()}
     return Checkpoint(found.path, whole, found.numbers)

@@ -17,8 +17,9 @@ from paragrad.flat import Flat, floating_buffers, integer_buffers, trained
 from paragrad.learners.flattened import Flattened
 from paragrad.learners.learner import Step
 from paragrad.learners.looks import Looks
+from paragrad.optim.centeroptimizer import CenterOptimizer
 from paragrad.optim.choice import Optimizer
-from paragrad.optim.optimizer import CenterOptimizer, FlatOptimizer, OptimizerLike, prepared
+from paragrad.optim.optimizer import FlatOptimizer, OptimizerLike, prepared
 from paragrad.types import Vector
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]

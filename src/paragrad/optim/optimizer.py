@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -47,7 +47,8 @@ def names() -> dict[str, type[torch.optim.Optimizer]]:
 def prepared(optimizer: OptimizerLike) -> Optimizer:
     """The same with a factory in the place of a name; raises where there is none of that name."""
     chosen = Optimizer.of(optimizer)
-    return replace(chosen, optimizer=factory(chosen.optimizer))
+    make = factory(chosen.optimizer)
+    return chosen if make is chosen.optimizer else replace(chosen, optimizer=make)
 
 
 def factory(optimizer: Factory, fields: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:
@@ -71,13 +72,23 @@ def factory(optimizer: Factory, fields: Mapping[str, Any] | None = None) -> Call
         if field not in accepted:
             raise unknown(f"field of optimizer {optimizer!r}:", field, accepted)
 
-    def make(parameters: Any) -> torch.optim.Optimizer:
-        try:
-            return kind(parameters, **given)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"Optimizer {optimizer!r} with {given} cannot be made: {error}") from error
+    return Named(optimizer, kind, given)
 
-    return make
+
+@dataclass(frozen=True)
+class Named:
+    """The factory behind a name."""
+
+    name: str
+    kind: type[torch.optim.Optimizer]
+    given: Mapping[str, Any]
+
+    def __call__(self, parameters: Any) -> torch.optim.Optimizer:
+        """One for these parameters."""
+        try:
+            return self.kind(parameters, **self.given)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"Optimizer {self.name!r} with {self.given} cannot be made: {error}") from error
 
 
 def takes_model(make: Callable[..., Any]) -> bool:
@@ -112,7 +123,9 @@ class FlatOptimizer:
         self.gradient: Vector | None = None
         self._views: list[torch.Tensor] = []
         small = weights.vector.numel() < SMALL * len(pieces)
-        if small and weights.segment is not None and not by_model and _elementwise(self.torch, pieces):
+        self.why_shapes = _why_shapes(self.torch, pieces, by_model=by_model)
+        """Why one flat vector is not the same to it as the module's tensors; None where it is."""
+        if small and weights.segment is not None and self.why_shapes is None:
             self.whole = nn.Parameter(weights.segment)
             self.torch = make([self.whole])
         self.searches = _needs_closure(self.torch)
@@ -217,8 +230,14 @@ class FlatOptimizer:
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of ``state``."""
+        device = self._parameters()[0].device
+        # torch keeps scalars (the step count) on the CPU, and the rest beside the parameter.
+        self.adopt({name: t.clone() if t.ndim == 0 else t.to(device, copy=True) for name, t in state.items()})
+
+    def adopt(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Let these tensors be the state: steps write into them."""
         parameters = self._parameters()
-        for name, tensor in state.items():
+        for name, mine in state.items():
             index, key = name.split(".", 1)
             if int(index) >= len(parameters):
                 raise UsageError(
@@ -226,57 +245,13 @@ class FlatOptimizer:
                     "with the model and optimiser that the state was saved with."
                 )
             parameter = parameters[int(index)]
-            # torch keeps scalars (the step count) on the CPU, and the rest beside the parameter.
-            mine = tensor.clone() if tensor.ndim == 0 else tensor.to(parameter.device, copy=True)
             if key.endswith("]"):
                 self.torch.state[parameter].setdefault(key.partition("[")[0], []).append(mine)
             else:
-                self.torch.state[parameter][key.removesuffix("#")] = tensor.item() if key.endswith("#") else mine
+                self.torch.state[parameter][key.removesuffix("#")] = mine.item() if key.endswith("#") else mine
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.torch.param_groups for parameter in group["params"]]
-
-
-class CenterOptimizer:
-    """The user's optimiser on the center's value: shaped views where the optimiser looks at shapes."""
-
-    def __init__(self, optimizer: OptimizerLike, module: nn.Module, weights: Flat) -> None:
-        self._weights = weights
-        self._inner = FlatOptimizer(optimizer, module, weights)
-
-    def set_progress(self, progress: float) -> None:
-        """Take the learning rates for this share of the run."""
-        self._inner.set_progress(progress)
-
-    def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
-        """One step on ``vector``, in place."""
-        inner = self._inner
-        if inner.chosen.clips:
-            gradient = gradient.clone()  # it may be a worker's own, which others read
-            for piece, view in zip(self._weights.pieces, self._weights.views(gradient), strict=True):
-                piece.tensor.grad = view
-            inner.chosen.clip([piece.tensor for piece in self._weights.pieces])
-        if inner.whole is not None:
-            inner.whole.data = vector
-            inner.whole.grad = gradient
-        else:
-            self._weights.move_to(vector)
-            for piece, view in zip(self._weights.pieces, self._weights.views(gradient), strict=True):
-                piece.tensor.grad = view
-        rates = [group["lr"] for group in inner.torch.param_groups]
-        for group, rate in zip(inner.torch.param_groups, rates, strict=True):
-            group["lr"] = rate * scale
-        inner.torch.step()
-        for group, rate in zip(inner.torch.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """The optimiser's state as named tensors."""
-        return self._inner.state()
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of ``state``."""
-        self._inner.load(state)
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
@@ -284,12 +259,17 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _elementwise(optimizer: torch.optim.Optimizer, pieces: list[torch.Tensor]) -> bool:
-    """Whether one flat vector is the same to it: of a kind that is so, with all tensors in one group."""
+def _why_shapes(optimizer: torch.optim.Optimizer, pieces: list[torch.Tensor], *, by_model: bool) -> str | None:
+    """None where one flat vector is the same to it: of a kind that is so, with all tensors in one group."""
     kind, groups = type(optimizer), optimizer.param_groups
-    known = kind.__name__ in ELEMENTWISE and kind is getattr(torch.optim, kind.__name__)
+    if by_model:
+        return "its factory asks for the model"
+    if kind.__name__ not in ELEMENTWISE or kind is not getattr(torch.optim, kind.__name__):
+        return f"{kind.__name__} is not known to work element by element (those that do: {', '.join(ELEMENTWISE)})"
     # A factory may sort the tensors into groups by their shape, which the flat vector does not have.
-    return known and len(groups) == 1 and [id(p) for p in groups[0]["params"]] == [id(p) for p in pieces]
+    if len(groups) != 1 or [id(p) for p in groups[0]["params"]] != [id(p) for p in pieces]:
+        return f"its factory sorts the parameters into {len(groups)} groups, or leaves some out"
+    return None
 
 
 def _refuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:

@@ -28,6 +28,7 @@ class BackupWorkers(Scheme):
 
     ships = "gradient"
     late = "drop"
+    elementwise = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,6 +34,7 @@ class DCASGD(Scheme):
 
     ships = "gradient"
     remembers = True
+    elementwise = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

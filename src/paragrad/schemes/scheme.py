@@ -80,7 +80,8 @@ class Scheme:
 
     @property
     def elementwise(self) -> bool:
-        """``commit`` and ``apply`` work element by element, so that they may be run in blocks that fit a cache."""
+        """``commit`` and ``apply`` work element by element, so that they may be run in blocks that fit a cache, or in slices by
+        several processes; ``center.step`` counts as such, for the optimiser is asked itself."""
         return False
 
     @property

@@ -29,6 +29,7 @@ class SoftSync(Scheme):
 
     ships = "gradient"
     held = False
+    elementwise = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

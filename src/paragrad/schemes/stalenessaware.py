@@ -22,6 +22,7 @@ class StalenessAware(Scheme):
     """
 
     ships = "gradient"
+    elementwise = True
 
     def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
         for commit in commits:

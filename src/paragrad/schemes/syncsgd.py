@@ -23,6 +23,7 @@ class SyncSGD(Scheme):
     """
 
     ships = "gradient"
+    elementwise = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
