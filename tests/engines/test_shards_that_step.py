@@ -23,6 +23,7 @@ from paragrad.engines import elsewhere
 from paragrad.engines.shard import Keeper
 from paragrad.job import Job
 from paragrad.record import read
+from paragrad.transport.message import Malformed
 from tests.conftest import Watch, every_batch_once, train
 
 pytest.importorskip("pyarrow.flight")
@@ -218,3 +219,10 @@ def test_a_shard_without_an_optimiser_keeps_no_room_for_one(tmp_path):
     assert keeper.held is not None
     assert not [name for name in keeper.held.segment.layout if "optimizer" in name]
     keeper.discard()
+
+
+def test_no_room_is_made_for_a_slice_that_no_machine_holds(tmp_path):
+    keeper = Keeper(pg.AGN(), tmp_path, 1, "a life")
+    for vectors in ([["value", "float32", 1 << 50]], [["value", "float32", 10], ["answer.0", "float32", 1 << 50]], []):
+        with pytest.raises(Malformed, match="cannot be"):
+            keeper.exchange("somebody").begin({"op": "load", "life": "a life", "vectors": vectors})

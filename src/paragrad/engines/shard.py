@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from paragrad.data.memory import available
 from paragrad.engines import slicememory
+from paragrad.engines.heads import whole_number
 from paragrad.engines.localworker import Post, guarded, note
 from paragrad.engines.slice import Slice
 from paragrad.job import Job
@@ -165,7 +167,11 @@ class Exchanging:
         if op == "load":
             if head.get("life") != keeper.life:
                 raise Refused("gone: this shard is another center's.")
-            self._rooms = {name: torch.empty(length, dtype=dtype) for name, (dtype, length) in declared(head).items()}
+            said = declared(head)
+            size = sum(length * dtype.itemsize for dtype, length in said.values())
+            if "value" not in said or size > available():
+                raise Malformed(f"A slice of {size:,} bytes cannot be: this shard's machine has {available():,} left.")
+            self._rooms = {name: torch.empty(length, dtype=dtype) for name, (dtype, length) in said.items()}
         elif op == "put":
             with keeper.lock:
                 held = keeper.slice_of(head)
@@ -219,10 +225,7 @@ class Exchanging:
 
 
 def _whole(head: dict[str, Any], name: str) -> int:
-    value = head.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Malformed(f"{name} is {str(value)[:20]!r}, but it is a whole number.")
-    return value
+    return whole_number(head, name, 0)
 
 
 def _rank(head: dict[str, Any], held: Slice) -> int:
