@@ -13,6 +13,7 @@ import paragrad as pg
 from paragrad import checkpoint
 from paragrad.engines import memory
 from paragrad.record import read
+from paragrad.transport import endpoint
 from tests.conftest import every_batch_once
 from tests.engines.kills import BATCH, Assassin
 from tests.engines.victim import PACE, Counting, Doomed, minus
@@ -88,12 +89,9 @@ class Balance:
             self.seen.append(len(left))
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["away", "beside"])
-def test_what_workers_over_a_network_have_left_out_is_in_checkpoints_and_is_not_lost_with_them(shared, tmp_path):
-    out = tmp_path / "run"
-    assassin, balance = Assassin(seed=5, kills=6, every=12, delay=0.004), Balance(out)
-    x = torch.zeros(500 * BATCH, 1)
-    result = pg.train(
+def count_over_a_network(batches: int, run: pg.Run, *, shared: bool = True) -> pg.Result:
+    x = torch.zeros(batches * BATCH, 1)
+    return pg.train(
         Counting(SIZE, sleep=0.004),
         (x, x),
         loss=minus,
@@ -102,41 +100,43 @@ def test_what_workers_over_a_network_have_left_out_is_in_checkpoints_and_is_not_
         codec=pg.TopK(0.3),
         engine=pg.Network(workers=2, here=2, shared=shared, threads=1),
         batch_size=BATCH,
-        run=pg.Run(out=out, callbacks=(assassin, balance), checkpoint_every=0.3),
+        run=run,
     )
+
+
+def left_behind(out: Path) -> list[Path]:
+    return list(memory.FAST.glob(f"paragrad-{endpoint.run_name(out, endpoint.read_token(out / endpoint.TOKEN))}-*"))
+
+
+def check_repeated(out: Path, batches: int) -> None:
+    """Every row counts once, and a replay repeats the run to the bit."""
+    x = torch.zeros(batches * BATCH, 1)
+    assert every_batch_once(out, batches)
+    assert pg.replay(out, Counting(SIZE), (x, x), optimizer="sgd:lr=1", loss=minus).equal
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["away", "beside"])
+def test_what_workers_over_a_network_have_left_out_is_in_checkpoints_and_is_not_lost_with_them(shared, tmp_path):
+    out = tmp_path / "run"
+    assassin, balance = Assassin(seed=5, kills=6, every=12, delay=0.004), Balance(out)
+    result = count_over_a_network(500, pg.Run(out=out, callbacks=(assassin, balance), checkpoint_every=0.3), shared=shared)
     assert assassin.done()
     assert result.summary["lost_workers"] == assassin.lost == 6
-    assert every_batch_once(out, 500)
+    check_repeated(out, 500)
     taken = [event.data["taken"] for event in read(out) if event.kind == "residual"]
     assert taken == [True] * len(taken)
     assert len(taken) >= 4
     assert balance.seen.count(2) >= 3
-    assert pg.replay(out, Counting(SIZE), (x, x), optimizer="sgd:lr=1", loss=minus).equal
-    assert not list(memory.FAST.glob("paragrad-*.residual"))
+    assert not left_behind(out)
 
 
 def test_a_run_over_a_network_that_was_stopped_goes_on_with_what_its_workers_had_left_out(tmp_path):
     out = tmp_path / "run"
-    balance, x = Balance(out), torch.zeros(300 * BATCH, 1)
-
-    def go_on(**fields) -> None:
-        pg.train(
-            Counting(SIZE, sleep=0.004),
-            (x, x),
-            loss=minus,
-            optimizer="sgd:lr=1",
-            scheme=SCHEME,
-            codec=pg.TopK(0.3),
-            engine=pg.Network(workers=2, here=2, threads=1),
-            batch_size=BATCH,
-            run=pg.Run(out=out, callbacks=(balance,), **fields),
-        )
-
-    go_on(stop=pg.Stop(seconds=0.4), checkpoint_every=None)
+    balance = Balance(out)
+    count_over_a_network(300, pg.Run(out=out, callbacks=(balance,), stop=pg.Stop(seconds=0.4), checkpoint_every=None))
     assert balance.seen == [2]
-    assert not list(memory.FAST.glob("paragrad-*.residual")), "what the checkpoint holds is left nowhere else"
-    go_on(resume=True, checkpoint_every=0.2)
+    assert not left_behind(out), "what the checkpoint holds is left nowhere else"
+    count_over_a_network(300, pg.Run(out=out, callbacks=(balance,), resume=True, checkpoint_every=0.2))
     assert balance.seen.count(2) >= 2
     assert [event.data["taken"] for event in read(out) if event.kind == "residual"] == [True, True]
-    assert every_batch_once(out, 300)
-    assert pg.replay(out, Counting(SIZE), (x, x), optimizer="sgd:lr=1", loss=minus).equal
+    check_repeated(out, 300)

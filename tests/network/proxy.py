@@ -55,7 +55,7 @@ class Proxy:
 
     def _listen(self) -> None:
         while not self._over.is_set():
-            if not select.select([self._listener], [], [], 0.1)[0]:
+            if not _is_readable(self._listener, 100):
                 continue
             with contextlib.suppress(OSError):
                 near, _ = self._listener.accept()
@@ -76,7 +76,7 @@ class Proxy:
     def _carry(self, source: socket.socket, sink: socket.socket, back: bool) -> None:
         with contextlib.suppress(OSError):
             while not self._over.is_set():
-                if self.dark or (back and self.deaf) or not select.select([source], [], [], 0.05)[0]:
+                if self.dark or (back and self.deaf) or not _is_readable(source, 50):
                     time.sleep(0.005)
                     continue
                 data = source.recv(1 << 16)
@@ -92,3 +92,9 @@ class Proxy:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+def _is_readable(end: socket.socket, milliseconds: int) -> bool:
+    ready = select.poll()  # select() knows no descriptor above 1023
+    ready.register(end, select.POLLIN)
+    return bool(ready.poll(milliseconds))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
 import os
 import signal
 import threading
@@ -27,7 +29,7 @@ from paragrad.transport import endpoint
 from paragrad.transport.endpoint import TOKEN
 from paragrad.transport.flight import SCHEMA, _write_vectors
 from paragrad.transport.message import encode
-from tests.conftest import Watch, every_batch_once
+from tests.conftest import Watch, every_batch_once, train
 from tests.network.intruder import Intruder, piece
 from tests.network.kills import check_sound, same_bits
 from tests.network.victim import Scene, Task, command
@@ -42,6 +44,15 @@ KINDS = [
 ]
 """By movement, own answers, what the center remembers, a fresh pull, gradients without waiting, slots of the center; all of
 them with batch norm, that is with buffers."""
+
+
+def test_a_run_that_is_over_leaves_no_memory_behind(model, rows, tmp_path):
+    """Flight keeps a server for good: with what hangs on it, every run of a notebook would cost its center's memory."""
+    for name in ("first", "second"):
+        train(copy.deepcopy(model), rows, tmp_path / name, engine=pg.Network(workers=2, here=2), epochs=1)
+    gc.collect()
+    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [file for file in files if ".center" in file]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from paragrad.types import Reply
 from tests.engines.victim import PACKAGE, Counting, minus
 
 BATCH = 8
-AT_THE_CENTER = ("center.py", "update.py", "view.py", "state.py", "session.py", "record.py", "engines/network.py")
+AT_THE_CENTER = ("center.py", "update.py", "view.py", "state.py", "session.py", "record.py", "engines/networkcrew.py")
 AT_THE_CENTER += ("engines/crew.py", "engines/memory.py", "engines/slot.py", "data/leases.py", "schemes/")
 """The files whose lines make up what the center does with a commit."""
 

@@ -24,7 +24,7 @@ from paragrad.transport import endpoint
 from paragrad.transport.message import PROTOCOL, Refused, TransportError, Vectors
 
 if TYPE_CHECKING:
-    from paragrad.engines.network import _Crew
+    from paragrad.engines.networkcrew import NetworkCrew
     from paragrad.engines.reception import Reception
     from paragrad.transport.flight import Client
 
@@ -56,7 +56,7 @@ class _Peer:
 class Company:
     """All shards but the first, which is the center's own process. Number k of them is shard k + 1."""
 
-    def __init__(self, crew: _Crew, shards: int, weights: torch.Tensor) -> None:
+    def __init__(self, crew: NetworkCrew, shards: int, weights: torch.Tensor) -> None:
         self._crew = crew
         self._shards = shards
         self._weights = weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import select
@@ -107,6 +108,7 @@ def _run_generator(source: Generated, job: Job, lectern: Lectern, bell: int, *, 
 
 def _pause(bell: int, seconds: float | None) -> None:
     """Sleep until a worker rings, or so long at most."""
-    found, _, _ = select.select([bell], [], [], seconds)
-    if found:
+    ready = select.poll()  # select() knows no descriptor above 1023
+    ready.register(bell, select.POLLIN)
+    if ready.poll(None if seconds is None else math.ceil(1000 * seconds)):
         os.eventfd_read(bell)

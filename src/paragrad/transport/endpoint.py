@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import json
 import os
@@ -63,6 +64,11 @@ def make_token(directory: Path) -> str:
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.write(token + "\n")
     return token
+
+
+def run_name(directory: Path, token: str) -> str:
+    """What a run is known by on machines of its workers; it tells nothing of the token."""
+    return hashlib.sha256(f"{token} {directory.resolve()}".encode()).hexdigest()[:16]
 
 
 def read_token(path: Path) -> str:

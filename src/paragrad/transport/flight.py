@@ -60,11 +60,12 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
 
     def __init__(self, host: Hosts, address: str, token: str, certificate: tuple[bytes, bytes] | None = None) -> None:
         self._host = host
+        self._tokens = _Tokens(token, host)
         scheme = "grpc+tls" if certificate else "grpc"
         super().__init__(
             f"{scheme}://{address}",
             tls_certificates=[certificate] if certificate else None,
-            middleware={"token": _Tokens(token, host)},
+            middleware={"token": self._tokens},
         )
 
     @classmethod
@@ -74,6 +75,10 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             return cls(host, address, token, certificate)
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise TransportError(f"{address} cannot be listened at: {_first_line(str(error))}") from None
+
+    def let_go(self) -> None:
+        """Forget the host. Flight keeps a server for as long as the process lives, and with it all that hangs on it."""
+        self._host = self._tokens.host = _Gone()
 
     def do_action(self, context: Any, action: Any) -> list[Any]:
         with _told(context, self._host):
@@ -111,17 +116,33 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                 writer.write_metadata(encode(answer))
 
 
+class _Gone:
+    """Nobody: the server was stopped."""
+
+    def ask(self, name: str, head: dict[str, Any], peer: str) -> dict[str, Any]:
+        raise Refused("gone: nobody listens here any more.")
+
+    def exchange(self, peer: str) -> Answer:
+        raise Refused("gone: nobody listens here any more.")
+
+    def stay(self, head: dict[str, Any], peer: str, gone: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        raise Refused("gone: nobody listens here any more.")
+
+    def intruder(self, peer: str, why: str) -> None:
+        """Nobody is told."""
+
+
 class _Tokens(fl.ServerMiddlewareFactory):  # type: ignore[misc]
     def __init__(self, token: str, host: Hosts) -> None:
         super().__init__()
         self._wanted = f"Bearer {token}".encode()
-        self._host = host
+        self.host = host
 
     def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
         given = next((value for key, values in headers.items() if key.lower() == "authorization" for value in values), "")
         if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._wanted):
             why = "a wrong token" if given else "no token"
-            self._host.intruder("", why)
+            self.host.intruder("", why)
             raise fl.FlightUnauthenticatedError(f"There is {why} with this call.")
 
 
@@ -316,3 +337,4 @@ def stop(server: Server, *, within: float = 5.0) -> None:
     closing = threading.Thread(target=server.shutdown, name="flight-shutdown", daemon=True)
     closing.start()
     closing.join(within)
+    server.let_go()
