@@ -311,6 +311,7 @@ class NetworkCrew(Crew):
             return  # its worker has sent another since, after this one had come to nothing
         with self.reception.lock:
             brought, residual = self.reception.brought.pop(rank, (0, None))
+            self.reception.handed.pop(rank, None)  # who commits has taken it
         commit.residual = residual if brought == sequence else None
         self._deaths.pop(rank, None)
         if not self._is_sound(commit):

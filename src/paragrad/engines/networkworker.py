@@ -76,10 +76,11 @@ def work_on(job: Job, learner: Learner, line: Line, same: dict[str, Any], *, sha
             line.leave()
             keep = False
             return
-        except (Replaced, Ended) as over:
+        except Replaced:
             keep = False
-            if isinstance(over, Ended):
-                raise
+        except Ended:
+            keep = False
+            raise
         finally:
             aside.shutdown(wait=False, cancel_futures=True)  # who is interrupted does not wait for an answer
             if left is not None:

@@ -176,7 +176,7 @@ class Exchanging:
             with keeper.lock:
                 held = keeper.slice_of(head)
                 worker = _rank(head, held)
-                self._rooms = held.room(worker, _whole(head, "incarnation"), _whole(head, "sequence"))
+                self._rooms = held.room(worker, whole_number(head, "incarnation", 0), whole_number(head, "sequence", 0))
                 self._desk = keeper.desks.setdefault(worker, Desk())
             with self._desk.filling:
                 self._desk.ticket += 1
@@ -204,14 +204,14 @@ class Exchanging:
             held = keeper.slice_of(head)
             if op == "put":
                 self._check_ticket()
-                held.stage(_rank(head, held), _whole(head, "incarnation"), _whole(head, "sequence"))
+                held.stage(_rank(head, held), whole_number(head, "incarnation", 0), whole_number(head, "sequence", 0))
                 return {}, {}
             if op == "fetch":
-                return {}, {"value": held.answer(_rank(head, held), _whole(head, "version"))}
+                return {}, {"value": held.answer(_rank(head, held), whole_number(head, "version", 0))}
             if op == "pull":
-                value = held.center.copy_of(_whole(head, "clock"))
+                value = held.center.copy_of(whole_number(head, "clock", 0))
                 return ({"passed": True}, {}) if value is None else ({}, {"value": value})
-            found = held.tensors(_whole(head, "clock"))
+            found = held.tensors(whole_number(head, "clock", 0))
             return {}, {name: found[name] for name in head["names"]}
 
     def _load(self, head: dict[str, Any]) -> None:
@@ -222,10 +222,6 @@ class Exchanging:
             value.dtype,
             lambda held: held.load(self._rooms, head["clock"], head["ledger"], head["versions"]),
         )
-
-
-def _whole(head: dict[str, Any], name: str) -> int:
-    return whole_number(head, name, 0)
 
 
 def _rank(head: dict[str, Any], held: Slice) -> int:
