@@ -59,7 +59,8 @@ def check_sound(result: pg.Result, batches: int) -> None:
 class Assassin:
     """A callback that sends signals to random workers, a random moment after one of their commits.
 
-    Each worker is spared until it has made a commit, so that no one dies three times without any.
+    Each worker is spared until it has made a commit, so that no one dies three times without any, and so is one that is
+    already dead or about to be: its last commit may be heard of after the blow.
     """
 
     seed: int
@@ -81,6 +82,7 @@ class Assassin:
         self._random.shuffle(self._blows)
         self._pids: dict[int, int] = {}
         self._ripe: dict[int, int] = {}
+        self._doomed: set[tuple[int, int]] = set()
         self._commits = 0
         self._threads: list[threading.Thread] = []
 
@@ -92,17 +94,22 @@ class Assassin:
             self._ripe.pop(event.data["rank"], None)
         elif event.kind == "commit":
             self._commits += 1
-            self._ripe[event.data["worker"]] = event.data["incarnation"]
-            if self._blows and self._commits % self.every == 0:
-                self._strike(self._blows.pop(), event.data["worker"])
+            rank, incarnation = event.data["worker"], event.data["incarnation"]
+            if (rank, incarnation) not in self._doomed:
+                self._ripe[rank] = incarnation
+            if self._blows and self._ripe and self._commits % self.every == 0:
+                self._strike(self._blows.pop(), rank)
 
     def _strike(self, blow: str, committer: int) -> None:
-        rank = committer if self._random.random() < 0.5 else self._random.choice(sorted(self._ripe))
+        near = committer in self._ripe and self._random.random() < 0.5
+        rank = committer if near else self._random.choice(sorted(self._ripe))
         incarnation, pid, wait = self._ripe.pop(rank), self._pids[rank], self._random.uniform(0, self.delay)
         self.sent[blow] += 1
         brief = blow == "stop" and self.sent["stop"] % 2 == 0
         if blow == "stop":
             self.stopped.add((rank, incarnation))
+        if not brief:
+            self._doomed.add((rank, incarnation))
 
         def act() -> None:
             time.sleep(wait)
