@@ -120,6 +120,14 @@ class TwoBuffers:
             state.load(tensors, clock, ledger)
         self._last = []
 
+    def take_up(self) -> None:
+        """Go on from what the memory holds by now: it was copied from another's."""
+        self._flips = self.control.item(0)
+        self.now = self.both[self._flips & 1]
+        for state in self.both:
+            state.clock = state.numbers.item(0)
+        self._last = list(enumerate(self.now.numbers[1:].tolist()))
+
     @property
     def _spare(self) -> State:
         return self.both[1] if self.now is self.both[0] else self.both[0]

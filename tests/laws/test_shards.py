@@ -172,9 +172,18 @@ class Both:
         self.peers = [Direct(scheme, directory, k, fate, optimizer) for k in range(1, len(where) - 1)]
         self.shards = Shards(self.lead, start, where, LIFE)
         self.lead.elsewhere = self.shards
-        self.shards.begin(self.peers, lambda k, error: self.peers[k].revive())
+        self.values = {0: start}
+        """What the whole center was at each clock."""
+        self.shards.begin(self.peers, lambda k, error: self.revive(k))
         self.workers = [Worker(k) for k in range(WORKERS)]
         self.diverged = False
+
+    def revive(self, k: int) -> None:
+        """A shard that was killed still has what belongs to the first slice, should that be killed now."""
+        self.peers[k].revive()
+        held, (lo, hi) = self.peers[k].keeper.held, self.shards.slices[k]
+        if held is not None and self.lead.clock in self.values:
+            assert torch.equal(held.tensors(self.lead.clock)["value"], self.values[self.lead.clock][lo:hi])
 
     def hear(self, those: list[Reply], these: list[Reply]) -> None:
         """The answers are the same, to the bit, slice by slice."""
@@ -232,6 +241,7 @@ class Both:
             else:
                 mine = spoiled(mine)
             those, these = received(self.whole, made(vectors, told)), received(self.lead, made(mine, told))
+            self.values[self.whole.clock] = self.whole.value.clone()
             assert (those is None) == (these is None)
             if those is None or these is None:
                 self.diverged = True
@@ -481,12 +491,15 @@ def test_what_a_worker_is_handed_after_an_update_came_to_nothing_counts(tmp_path
         peer.revive()
 
 
-def test_a_shard_that_is_ahead_by_one_gives_what_it_held_before(tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_shard_that_is_ahead_by_one_gives_what_it_held_before(tmp_path, killed):
     peer = filled(tmp_path, pg.AGN())
     before = {name: tensor.clone() for name, tensor in peer.keeper.held.tensors(3).items()}
     assert prepare(peer, 2, [1.0, 1.0, 1.0, 1.0])
     for _ in range(2):  # said again, it changes nothing twice
         peer.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": 4, "waiting": []})
+        if killed:
+            peer.revive()
     assert torch.equal(peer.keeper.held.tensors(4)["value"], before["value"] + 1)
     assert torch.equal(peer.keeper.held.tensors(3)["value"], before["value"])
     room = torch.empty(4)

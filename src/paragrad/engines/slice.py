@@ -65,6 +65,13 @@ class _Center(Center):
                 return state.value.clone()
         return None
 
+    def take_up(self) -> None:
+        """Go on from what the memory holds by now."""
+        self._states.take_up()
+        self.state = self._states.now
+        if self.optimizer is not None:
+            self.optimizer.take_up(self.flips & 1)
+
     def load(self, tensors: Mapping[str, torch.Tensor], clock: int, ledger: Sequence[int]) -> None:
         """Go on from there."""
         nothing = {"buffers": self.state.buffers, "integers": self.state.integers}
@@ -232,19 +239,17 @@ class Slice:
         self._prepared = None
 
     def take_over(self, left: Segment) -> None:
-        """Go on from what a slice that was killed has left."""
-        numbers = now(left)
-        clock, ledger = int(numbers[0]), numbers[1:].tolist()
-        found = tensors_in(left, self.scheme.center_slots, self.center.workers, clock)
-        self.load(found, clock, ledger, left.tensor("versions").tolist())
-        self._table[:] = left.tensor("stages").numpy().reshape(self._table.shape)
-        for j, row in enumerate(self._table):
-            if row[STATE] != STAGED or row[SEQUENCE] <= ledger[row[WORKER]]:
+        """Go on from what a slice that was killed has left: all of it, for a center that was killed too may be one update
+        behind."""
+        for name in left.layout:
+            self.segment.tensor(name).copy_(left.tensor(name))
+        self.center.take_up()
+        for row in self._table:
+            worker, incarnation, sequence, state = row.tolist()
+            if state != STAGED or sequence <= self.center.last(worker):
                 row[STATE] = FREE
-                continue
-            self._newest[row[WORKER]] = max(self._newest[row[WORKER]], int(row[INCARNATION]))
-            for name, vector in self._stages[j].items():
-                vector.copy_(left.tensor(f"stage{j}.{name}"))
+            else:
+                self._newest[worker] = max(self._newest[worker], incarnation)
 
     # -- inside ---------------------------------------------------------------------------------------------
 

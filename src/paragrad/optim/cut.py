@@ -83,6 +83,10 @@ class CutOptimizer:
         """The steps since ``begin`` hold."""
         self._now = 1 - self._now
 
+    def take_up(self, side: int) -> None:
+        """Go on from what the memory holds by now, of which this side holds."""
+        self._now = side
+
     def state(self) -> dict[str, torch.Tensor]:
         """The state that holds, as named tensors; numbers for all elements have no dimension."""
         return dict(self._sides[self._now]) if self._flags[self._now] else {}
