@@ -81,7 +81,19 @@ def every_batch_once(directory: Path, total: int) -> bool:
     return used == Counter(range(total))
 
 
-def train(model: Any, data: Any, out: Path, watch: Watch | None = None, **options: Any) -> pg.Result:
+def stop_after(commits: int) -> Callable[[pg.Event], bool]:
+    """A callback that stops a run."""
+    seen = 0
+
+    def stop(event: pg.Event) -> bool:
+        nonlocal seen
+        seen += event.kind == "commit"
+        return seen >= commits
+
+    return stop
+
+
+def train(model: Any, data: Any, out: Path, watch: Callable[[pg.Event], Any] | None = None, **options: Any) -> pg.Result:
     """``pg.train`` with a run directory and a watch."""
     run = pg.Run(out=out, callbacks=(watch,) if watch else (), **options.pop("run", {}))
     settings: dict[str, Any] = {

@@ -63,3 +63,18 @@ def test_a_target_without_validation_rows_is_refused(model, rows, tmp_path):
     with pytest.raises(pg.UsageError, match="needs validation rows"):
         train(model, rows, tmp_path / "run", run={"stop": pg.Stop(accuracy=0.9)})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stop": lambda event: True}, "is no pg.Stop.*a callback: one that returns True"),
+        ({"stop": 600}, "stop=600 is no pg.Stop"),
+        ({"callbacks": print}, "a tuple of functions, also where there is one"),
+        ({"callbacks": ("print",)}, "a tuple of functions"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0, but it is a number of seconds above 0"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_anything_begins(fields, said):
+    with pytest.raises(pg.UsageError, match=said):
+        pg.Run(**fields)

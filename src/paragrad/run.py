@@ -104,3 +104,10 @@ class Run:
             if value is not None and value <= 0:
                 raise UsageError(f"{name}={value}, but it is a number of seconds above 0.")
         shards_of(self.shards)
+        if not isinstance(self.stop, Stop):
+            raise UsageError(
+                f"stop={self.stop!r} is no pg.Stop, such as pg.Stop(seconds=600). What a function decides is a callback: one "
+                "that returns True stops the run."
+            )
+        if not isinstance(self.callbacks, tuple | list) or not all(map(callable, self.callbacks)):
+            raise UsageError(f"callbacks={self.callbacks!r}, but it is a tuple of functions, also where there is one: (f,).")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -128,6 +129,21 @@ def test_topk_sends_the_largest_whatever_their_order(vector, share):
     count = codec.count(len(vector))
     assert torch.equal(coded["values"].abs().sort().values, vector.abs().float().sort().values[len(vector) - count :])
     assert torch.equal(coded["values"], vector[coded["positions"].long()].float())
+
+
+@every_codec
+@quickly
+@given(vector=vectors().filter(len), data=st.data())
+def test_what_is_cut_of_a_coded_vector_decodes_to_that_slice_and_no_byte_is_sent_twice(codec, vector, data):
+    coded, whole = codec.encode(vector), through(codec, vector)
+    inner = data.draw(st.lists(st.integers(0, len(vector) // codec.unit).map(lambda k: k * codec.unit), max_size=3))
+    cuts = [0, *sorted(inner), len(vector)]
+    slices = [codec.cut(coded, lo, hi) for lo, hi in pairwise(cuts)]
+    for (lo, hi), mine in zip(pairwise(cuts), slices, strict=True):
+        decoded = codec.of_slices.decode(mine, torch.full((hi - lo,), 123.0, dtype=vector.dtype))
+        assert torch.equal(decoded, whole[lo:hi])
+    besides = size({"step": coded["step"]}) * (len(slices) - 1) if "step" in coded else 0
+    assert sum(map(size, slices)) == size(coded) + besides
 
 
 # -- what may come from a network -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from paragrad import checkpoint
 from paragrad.engines import memory
 from paragrad.record import read
 from paragrad.transport import endpoint
-from tests.conftest import every_batch_once
+from tests.conftest import every_batch_once, stop_after
 from tests.engines.kills import BATCH, Assassin
 from tests.engines.victim import PACE, Counting, Doomed, minus
 
@@ -89,7 +90,7 @@ class Balance:
             self.seen.append(len(left))
 
 
-def count_over_a_network(batches: int, run: pg.Run, *, shared: bool = True) -> pg.Result:
+def count_over_a_network(batches: int, run: pg.Run, **engine: Any) -> pg.Result:
     x = torch.zeros(batches * BATCH, 1)
     return pg.train(
         Counting(SIZE, sleep=0.004),
@@ -98,7 +99,7 @@ def count_over_a_network(batches: int, run: pg.Run, *, shared: bool = True) -> p
         optimizer="sgd:lr=1",
         scheme=SCHEME,
         codec=pg.TopK(0.3),
-        engine=pg.Network(workers=2, here=2, shared=shared, threads=1),
+        engine=pg.Network(workers=2, here=2, threads=1, **engine),
         batch_size=BATCH,
         run=run,
     )
@@ -115,11 +116,11 @@ def check_repeated(out: Path, batches: int) -> None:
     assert pg.replay(out, Counting(SIZE), (x, x), optimizer="sgd:lr=1", loss=minus).equal
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["away", "beside"])
-def test_what_workers_over_a_network_have_left_out_is_in_checkpoints_and_is_not_lost_with_them(shared, tmp_path):
+@pytest.mark.parametrize("where", [{"shared": False}, {"shared": True}, {"shards": 3}], ids=["away", "beside", "shards"])
+def test_what_workers_over_a_network_have_left_out_is_in_checkpoints_and_is_not_lost_with_them(where, tmp_path):
     out = tmp_path / "run"
     assassin, balance = Assassin(seed=5, kills=6, every=12, delay=0.004), Balance(out)
-    result = count_over_a_network(500, pg.Run(out=out, callbacks=(assassin, balance), checkpoint_every=0.3), shared=shared)
+    result = count_over_a_network(500, pg.Run(out=out, callbacks=(assassin, balance), checkpoint_every=0.3), **where)
     assert assassin.done()
     assert result.summary["lost_workers"] == assassin.lost == 6
     check_repeated(out, 500)
@@ -130,10 +131,13 @@ def test_what_workers_over_a_network_have_left_out_is_in_checkpoints_and_is_not_
     assert not left_behind(out)
 
 
-def test_a_run_over_a_network_that_was_stopped_goes_on_with_what_its_workers_had_left_out(tmp_path):
+@pytest.mark.parametrize(
+    ("stop", "also"), [(pg.Stop(seconds=0.4), ()), (pg.Stop(), (stop_after(41),))], ids=["seconds", "callback"]
+)
+def test_a_run_over_a_network_that_was_stopped_goes_on_with_what_its_workers_had_left_out(stop, also, tmp_path):
     out = tmp_path / "run"
     balance = Balance(out)
-    count_over_a_network(300, pg.Run(out=out, callbacks=(balance,), stop=pg.Stop(seconds=0.4), checkpoint_every=None))
+    count_over_a_network(300, pg.Run(out=out, callbacks=(balance, *also), stop=stop, checkpoint_every=None))
     assert balance.seen == [2]
     assert not left_behind(out), "what the checkpoint holds is left nowhere else"
     count_over_a_network(300, pg.Run(out=out, callbacks=(balance,), resume=True, checkpoint_every=0.2))

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from paragrad.engines.shard import Keeper
 from paragrad.job import Job
 from paragrad.record import read
 from paragrad.transport.message import Malformed
-from tests.conftest import Watch, every_batch_once, train
+from tests.conftest import Watch, every_batch_once, stop_after, train
 
 pytest.importorskip("pyarrow.flight")
 ADAM = pg.Optimizer("adam:lr=0.01", schedule="cosine:warmup=0.1")
@@ -53,17 +52,6 @@ def stepped(model: Any, rows: Any, out: Any, engine: Any, watch: Any = None, **o
 
 def kill_a_shard(watch: Watch, event: pg.Event) -> None:
     os.kill(next(e.data["pid"] for e in watch.events if e.kind == "shard"), signal.SIGKILL)
-
-
-def stop_after(commits: int) -> Callable[[pg.Event], bool]:
-    seen = 0
-
-    def stop(event: pg.Event) -> bool:
-        nonlocal seen
-        seen += event.kind == "commit"
-        return seen >= commits
-
-    return stop
 
 
 def test_synchronous_steps_of_a_spread_center_end_on_the_same_bits_also_where_a_shard_is_killed(model, rows, tmp_path):

@@ -23,8 +23,9 @@ from paragrad.center import Center
 from paragrad.data.leases import Leases
 from paragrad.engines import memory
 from paragrad.engines.elsewhere import Shards, _head_of, cuts
+from paragrad.engines.heads import CODED
 from paragrad.engines.shard import Keeper
-from paragrad.engines.spread import is_spread, sound, spoiled
+from paragrad.engines.spread import cut, is_spread, sound, spoiled
 from paragrad.flat import Flat
 from paragrad.optim import optimizer as optimizers
 from paragrad.optim.centeroptimizer import CenterOptimizer
@@ -62,6 +63,18 @@ STEPPED = [
     (pg.OrMo(), pg.Optimizer("sgd:lr=0.1")),
 ]
 """Schemes whose center holds the optimiser."""
+ADDITIVE = [(pg.AGN(window=2), None), (pg.Downpour(window=1), None), (pg.DynSGD(window=2), None), STEPPED[0], STEPPED[6]]
+"""Schemes that a codec can be used with."""
+CODECS = [
+    pg.FP16(),
+    pg.BF16(),
+    pg.Int8(block=3),
+    pg.OneBit(block=12),
+    pg.Threshold(0.1),
+    pg.Threshold(0.1, values=False),
+    pg.TopK(0.2),
+    pg.TopK(0.9),
+]
 
 
 class Pieces(nn.Module):
@@ -89,10 +102,16 @@ class Direct:
     """A shard without a network: what is said travels as bytes, and it is killed before or after it has heard some of it."""
 
     def __init__(
-        self, scheme: Any, directory: Path, index: int, fate: Callable[[], str], optimizer: pg.Optimizer | None = None
+        self,
+        scheme: Any,
+        directory: Path,
+        index: int,
+        fate: Callable[[], str],
+        optimizer: pg.Optimizer | None = None,
+        codec: pg.Codec | None = None,
     ) -> None:
         chosen = None if optimizer is None else optimizers.prepared(optimizer)
-        self._make = lambda: Keeper(scheme, directory, index, LIFE, chosen)
+        self._make = lambda: Keeper(scheme, directory, index, LIFE, chosen, codec)
         self._fate = fate
         self.keeper = self._make()
 
@@ -155,8 +174,10 @@ class Both:
         directory: Path,
         fate: Callable[[], str] = lambda: "",
         optimizer: pg.Optimizer | None = None,
+        codec: pg.Codec | None = None,
     ) -> None:
         start = torch.randn(LENGTH, generator=torch.Generator().manual_seed(1))
+        self.codec = codec
         self.scheme, self.cuts, self.directory = scheme, where, directory
         stolen = scheme.quorum(WORKERS) == 1
 
@@ -169,7 +190,7 @@ class Both:
 
         self.whole = center(start, rows=False)
         self.lead = center(start[: where[1]], rows=True)
-        self.peers = [Direct(scheme, directory, k, fate, optimizer) for k in range(1, len(where) - 1)]
+        self.peers = [Direct(scheme, directory, k, fate, optimizer, codec) for k in range(1, len(where) - 1)]
         self.shards = Shards(self.lead, start, where, LIFE)
         self.lead.elsewhere = self.shards
         self.values = {0: start}
@@ -232,14 +253,19 @@ class Both:
             "buffers": torch.full((2,), float(seed % 7)),
         }
         worker.waits = True
+        sent = vectors
+        if self.codec is not None:
+            coded = self.codec.encode(vectors["value"])
+            vectors["value"] = self.codec.decode(coded, torch.empty(LENGTH))
+            sent = {CODED + name: tensor for name, tensor in coded.items()}
         for _ in range(1 + (kind == "again")):
-            mine = {name: vector[: self.cuts[1]] for name, vector in vectors.items()}
+            mine = self.first(cut(sent, 0, self.cuts[1], self.codec))
             if sound(vectors):
                 for (lo, hi), peer in zip(self.shards.slices, self.peers, strict=True):
-                    cut = {name: vector[lo:hi] for name, vector in vectors.items()}
-                    peer.put({"rank": rank, **{key: told[key] for key in ("incarnation", "sequence")}}, cut)
+                    slices = cut(sent, lo, hi, self.codec)
+                    peer.put({"rank": rank, **{key: told[key] for key in ("incarnation", "sequence")}}, slices)
             else:
-                mine = spoiled(mine)
+                mine = self.first(spoiled(cut(sent, 0, self.cuts[1], self.codec), self.cuts[1], self.codec))
             those, these = received(self.whole, made(vectors, told)), received(self.lead, made(mine, told))
             self.values[self.whole.clock] = self.whole.value.clone()
             assert (those is None) == (these is None)
@@ -248,6 +274,13 @@ class Both:
                 return False
             self.hear(those, these)
         return True
+
+    def first(self, sent: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the center's own process makes of its slice."""
+        if self.codec is None:
+            return sent
+        coded = {name.removeprefix(CODED): tensor for name, tensor in sent.items()}
+        return {"value": self.codec.of_slices.decode(coded, torch.empty(self.cuts[1]))}
 
     def compare(self) -> None:
         """All that a checkpoint holds is the same; put back, it is the same again; and in the end it is one center again."""
@@ -302,6 +335,13 @@ def test_shards_are_the_same_center_whatever_the_cuts_the_order_and_who_is_kille
     drive(scheme, None, data)
 
 
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_shards_of_coded_commits_are_the_same_center(codec, data):
+    drive(*data.draw(st.sampled_from(ADDITIVE), "how"), data, codec)
+
+
 @pytest.mark.parametrize("small", [0, 1 << 15], ids=["tensors", "flat"])
 @pytest.mark.parametrize(("scheme", "optimizer"), STEPPED, ids=repr)
 def test_shards_that_step_are_the_same_center(scheme, optimizer, small, monkeypatch):
@@ -315,13 +355,15 @@ def test_shards_that_step_are_the_same_center(scheme, optimizer, small, monkeypa
     law()
 
 
-def drive(scheme: Any, optimizer: pg.Optimizer | None, data: st.DataObject) -> None:
+def drive(scheme: Any, optimizer: pg.Optimizer | None, data: st.DataObject, codec: pg.Codec | None = None) -> None:
     """Commits in any order, to both kinds of center."""
-    inner = data.draw(st.lists(st.integers(1, LENGTH - 1), min_size=1, max_size=3, unique=True), "cuts")
+    unit = 1 if codec is None else codec.unit
+    cut_at = st.integers(1, (LENGTH - 1) // unit).map(lambda k: k * unit)
+    inner = data.draw(st.lists(cut_at, min_size=1, max_size=3, unique=True), "cuts")
     fates = data.draw(st.lists(st.sampled_from(["", "", "", "before", "after"]), max_size=30), "fates")
     with tempfile.TemporaryDirectory() as directory:
         where = [0, *sorted(inner), LENGTH]
-        both = Both(scheme, where, Path(directory), lambda: fates.pop() if fates else "", optimizer)
+        both = Both(scheme, where, Path(directory), lambda: fates.pop() if fates else "", optimizer, codec)
         for rank in range(WORKERS):
             both.join(rank)
         strange = 0
@@ -345,6 +387,16 @@ def test_cuts_leave_nothing_out_and_slices_are_of_one_size_up_to_one(length, sha
     sizes = [hi - lo for lo, hi in pairwise(where)]
     assert (where[0], where[-1], len(sizes)) == (0, length, shards)
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(length=st.integers(1, 5000), shards=st.integers(1, 50), block=st.integers(1, 100))
+def test_cuts_leave_blocks_whole_and_slices_are_of_one_size_up_to_two_blocks(length, shards, block):
+    codec = pg.OneBit(block=block)
+    where = cuts(length, shards, codec)
+    sizes = [hi - lo for lo, hi in pairwise(where)]
+    assert (where[0], where[-1], len(sizes)) == (0, length, shards)
+    assert all(lo % codec.unit == 0 for lo in where[:-1] if lo < length)
+    assert max(sizes) - min(sizes) < 2 * codec.unit
 
 
 def filled(directory: Path, scheme: Any) -> Direct:

@@ -29,7 +29,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """A vector as a few named tensors and back; subclass it and write ``layout``, ``pack`` and ``unpack``.
+    """A vector as a few named tensors and back; subclass it and write ``layout``, ``pack`` and ``unpack``; for a center that
+    is spread over shards, ``unit`` and ``cut`` too.
 
     What is lost is not forgotten: ``Feedback`` adds it to the next commit. There is no chance in it: the same vector has the
     same bytes on every engine, so that a replay repeats them. A vector that is not finite decodes to one that is not, so
@@ -52,6 +53,20 @@ class Codec(ABC):
     @abstractmethod
     def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
         """The inverse: fill ``out`` entirely. Names, types and lengths have been checked."""
+
+    @property
+    def unit(self) -> int:
+        """Where a coded vector can be cut: at multiples of so many elements; 0: nowhere."""
+        return 0
+
+    def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
+        """What was coded of the elements from ``lo`` to ``hi``, as ``of_slices`` decodes it."""
+        raise NotImplementedError
+
+    @property
+    def of_slices(self) -> Codec:
+        """What decodes a slice."""
+        return self
 
     def encode(self, vector: Vector) -> dict[str, torch.Tensor]:
         """The vector as named tensors in main memory: exactly what goes over a wire."""

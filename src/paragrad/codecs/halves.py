@@ -29,6 +29,13 @@ class _Half(Codec):
     def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
         out.copy_(coded["values"])
 
+    @property
+    def unit(self) -> int:
+        return 1
+
+    def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
+        return {"values": coded["values"][lo:hi]}
+
 
 @dataclass(frozen=True)
 class FP16(_Half):

@@ -52,3 +52,10 @@ class Int8(Codec):
         for here, which in blocks(out, self.block):
             rows = coded["steps"][here].view(which.stop - which.start, -1)
             torch.mul(rows, scales[which].unsqueeze(1), out=out[here].view(rows.shape))
+
+    @property
+    def unit(self) -> int:
+        return self.block
+
+    def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
+        return {"steps": coded["steps"][lo:hi], "scales": coded["scales"][lo // self.block : -(-hi // self.block)]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,6 +58,14 @@ class OneBit(Codec):
             # One of the two is multiplied by 1 and the other by 0, which takes a quarter of the time of choosing.
             torch.mul(mine, above[which].unsqueeze(1), out=rows)
             rows.addcmul_(1 - mine, below[which].unsqueeze(1))
+
+    @property
+    def unit(self) -> int:
+        return math.lcm(self.block, 8)
+
+    def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
+        means = {name: coded[name][lo // self.block : -(-hi // self.block)] for name in ("above", "below")}
+        return {"signs": coded["signs"][lo // 8 : -(-hi // 8)], **means}
 
 
 def _mean(rows: Vector, count: Vector) -> Vector:

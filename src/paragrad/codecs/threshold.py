@@ -58,10 +58,22 @@ class Threshold(Codec):
     def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
         where = coded["positions"]
         if self.values:
-            if coded["values"].numel() != where.numel():
-                raise self.malformed(f"it has {where.numel():,} positions, but {coded['values'].numel():,} values")
             positions.place(self, where, coded["values"], out)
             return
         step = coded["step"].to(out.dtype)
         below = where < 0
-        positions.place(self, torch.where(below, ~where, where), torch.where(below, -step, step), out)
+        positions.place(self, _unsigned(where), torch.where(below, -step, step), out)
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
+        which, where = positions.cut(_unsigned(coded["positions"]), lo, hi)
+        if self.values:
+            return {"positions": where, "values": coded["values"][which]}
+        return {"positions": torch.where(coded["positions"][which] < 0, ~where, where), "step": coded["step"]}
+
+
+def _unsigned(where: torch.Tensor) -> torch.Tensor:
+    return torch.where(where < 0, ~where, where)

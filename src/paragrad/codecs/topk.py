@@ -40,7 +40,10 @@ class TopK(Codec):
 
     def layout(self, length: int) -> dict[str, Piece]:
         count = self.count(length)
-        return {"positions": Piece(positions.type_for(length), count), "values": Piece(torch.float32, count)}
+        return {
+            "positions": Piece(positions.type_for(length), count, exact=False),
+            "values": Piece(torch.float32, count, exact=False),
+        }
 
     def pack(self, vector: Vector) -> dict[str, torch.Tensor]:
         where = self._largest(vector.abs(), self.count(vector.numel()))
@@ -66,3 +69,16 @@ class TopK(Codec):
 
     def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
         positions.place(self, coded["positions"], coded["values"], out)
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
+        which, where = positions.cut(coded["positions"], lo, hi)
+        return {"positions": where, "values": coded["values"][which]}
+
+    @property
+    def of_slices(self) -> Codec:
+        """The largest may all lie in one slice."""
+        return TopK(1.0)

@@ -19,6 +19,7 @@ from paragrad.engines.line import DEADLINE
 from paragrad.engines.shard import ShardPost
 from paragrad.engines.shared import Segment
 from paragrad.errors import ParagradError
+from paragrad.job import Job
 from paragrad.state import TwoBuffers
 from paragrad.transport import endpoint
 from paragrad.transport.message import PROTOCOL, Refused, TransportError, Vectors
@@ -56,11 +57,11 @@ class _Peer:
 class Company:
     """All shards but the first, which is the center's own process. Number k of them is shard k + 1."""
 
-    def __init__(self, crew: NetworkCrew, shards: int, weights: torch.Tensor) -> None:
+    def __init__(self, crew: NetworkCrew, job: Job, shards: int, weights: torch.Tensor) -> None:
         self._crew = crew
         self._shards = shards
         self._weights = weights
-        self._cuts = cuts(weights.numel(), shards)
+        self._cuts = cuts(weights.numel(), shards, job.codec)
         self.first = self._cuts[1]
         """Where the center's own slice ends."""
         self.life = os.urandom(8).hex()

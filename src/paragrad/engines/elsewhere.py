@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from paragrad import codecs
 from paragrad.center import Center
+from paragrad.codecs.codec import Codec
 from paragrad.engines.slice import FLOATS, NUMBERS
 from paragrad.errors import ParagradError, UsageError
 from paragrad.job import Job
@@ -26,9 +29,11 @@ STATE = "optimizer."
 """Before the names of the tensors that are the optimiser's."""
 
 
-def cuts(length: int, shards: int) -> list[int]:
-    """Where a vector is cut: slice k goes from the k-th to the next."""
-    return [length * k // shards for k in range(shards + 1)]
+def cuts(length: int, shards: int, codec: Codec | None = None) -> list[int]:
+    """Where a vector is cut: slice k goes from the k-th to the next. What a codec keeps together is not cut in two."""
+    unit = 1 if codec is None else codec.unit
+    units = -(-length // unit)
+    return [min(units * k // shards * unit, length) for k in range(shards + 1)]
 
 
 def check(job: Job, learner: Learner, shards: int, *, by_hand: bool = False) -> None:
@@ -42,7 +47,7 @@ def check(job: Job, learner: Learner, shards: int, *, by_hand: bool = False) -> 
             f"{max(1, length // (DRAWN + 1))} or fewer."
         )
     if job.codec is not None:
-        raise UsageError(f"codec={job.codec.name} is not cut into slices: leave codec out, or use shards=1.")
+        _check_codec(job.codec, length, shards, by_hand=by_hand)
     if scheme.parts > 1:
         raise UsageError(f"{scheme!r} commits the vector in {scheme.parts} parts, which is a cut of its own: use shards=1.")
     if not scheme.elementwise:
@@ -50,6 +55,26 @@ def check(job: Job, learner: Learner, shards: int, *, by_hand: bool = False) -> 
             f"{name} does not say elementwise = True: its center must see the whole vector, and cannot be spread. Use shards=1."
         )
     _check_optimizer(name, job.center_optimizer(learner), by_hand=by_hand)
+
+
+def _check_codec(codec: Codec, length: int, shards: int, *, by_hand: bool) -> None:
+    name = type(codec).__name__
+    if not codec.unit:
+        raise UsageError(
+            f"{name} does not say where what it has coded can be cut (unit, cut), and a center that is spread has a slice of "
+            "it in each shard: leave codec out, or use shards=1."
+        )
+    where = cuts(length, shards, codec)
+    if min(hi - lo for lo, hi in pairwise(where)) <= DRAWN:
+        raise UsageError(
+            f"shards={shards}, but codec={codec.name} keeps {codec.unit:,} elements together and the model has {length:,}: use "
+            "fewer shards, or smaller blocks."
+        )
+    if by_hand and type(codec) not in map(codecs.load, codecs.names()):
+        raise UsageError(
+            f"{name} is a codec of your own, and a shard that is started by hand learns of it by name: let the center start "
+            "all shards (shards_elsewhere=0)."
+        )
 
 
 def _check_optimizer(name: str, optimizer: VectorOptimizer | None, *, by_hand: bool) -> None:

@@ -11,9 +11,8 @@ import torch
 
 from paragrad.codecs.codec import size
 from paragrad.engines.guests import Guest
-from paragrad.engines.heads import CODED, commit_of, rooms_for, whole_number, whole_numbers
+from paragrad.engines.heads import CODED, commit_of, decoded, rooms_for, whole_number, whole_numbers
 from paragrad.engines.slot import Op
-from paragrad.errors import UsageError
 from paragrad.transport.message import Malformed, Refused, Vectors, declared
 from paragrad.types import Commit, Reply
 
@@ -43,24 +42,25 @@ class Exchanging:
             guest.seen = time.monotonic()
             self._ticket = guest.take_ticket()
         op = head.get("op")
-        if op not in ("begin", "commit", "again", "pull"):
+        if op not in ("begin", "commit", "again", "pull", "bring"):
             raise Malformed(f"{str(op)[:20]!r} is nothing that an exchange can be.")
+        if at.codec is not None and op in ("commit", "bring") and "residual" in declared(head):
+            like = at.slots[guest.rank].value
+            self._residual = torch.empty(at.shards[-1][1] if at.shards else like.numel(), dtype=like.dtype)
+        left = {} if self._residual is None else {"residual": self._residual}
         if op != "commit":
-            return {}
+            return left
         if at.shards and head.get("staged") != at.life:
             raise Refused("gone: the rest of the commit lies with the shards of a center that was started again since.")
         slot = at.slots[guest.rank]
         self._commit = commit_of(head, guest, slot, at.job, at.window)
         if guest.said not in (0, self._commit.sequence) and not slot.answered(guest.said):
             raise Malformed(f"Commit {self._commit.sequence}, while what came before it is not answered yet.")
-        if at.job.codec is not None and "residual" in declared(head):
-            self._residual = torch.empty_like(slot.value)
-        left = {} if self._residual is None else {"residual": self._residual}
         if guest.shared:
             return left
         vectors: dict[str, torch.Tensor] = {"value": self._commit.value}
-        if at.job.codec is not None:
-            self._coded = rooms_for(head, at.job.codec, self._commit.value.numel())
+        if at.codec is not None:
+            self._coded = rooms_for(head, at.codec, self._commit.value.numel())
             vectors = {CODED + name: tensor for name, tensor in self._coded.items()}
         vectors |= {f"also.{name}": vector for name, vector in self._commit.also.items()}
         vectors |= {"buffers": slot.buffers, "integers": slot.integers, **left}
@@ -84,12 +84,17 @@ class Exchanging:
         if op == "pull":
             room = self._room()
             return {"clock": at.reader.pull(room)}, {"value": room}
+        if op == "bring":
+            with at.lock:
+                if at.guests[rank] is guest:
+                    at.brought[rank] = whole_number(head, "sequence", 0), self._residual
+            return {}, {}
         slot = at.slots[rank]
         joined = -1 - guest.incarnation
         sequence = joined if op == "begin" else whole_number(head, "sequence", joined)
         kept = whole_numbers(head, "kept", 2) if op == "begin" and "kept" in head else ()
         if self._coded:
-            self._decode()
+            self._decode(head)
         with at.lock:
             if guest.ticket != self._ticket or at.guests[rank] is not guest:
                 raise Refused("gone: a later exchange of the same worker has begun.")
@@ -127,16 +132,14 @@ class Exchanging:
         given = at.handed[reply.worker]
         return (said | {"keep": True}, {}) if given is None else (said, {"residual": given})
 
-    def _decode(self) -> None:
+    def _decode(self, head: dict[str, Any]) -> None:
         """What has come coded, beside the slot: if it came before, the center may be reading what lies there."""
-        codec, commit = self._at.job.codec, self._commit
+        codec, commit = self._at.codec, self._commit
         assert codec is not None
         assert commit is not None
-        try:
-            commit.value = codec.decode(self._coded, torch.empty_like(commit.value))
-        except UsageError as error:
-            raise Malformed(str(error)) from None
-        commit.coded_bytes = size(self._coded | ({} if self._residual is None else {"residual": self._residual}))
+        commit.value = decoded(codec, self._coded, commit.value)
+        beside = whole_number(head, "beside", 0) if self._at.shards else 0
+        commit.coded_bytes = beside + size(self._coded | ({} if self._residual is None else {"residual": self._residual}))
 
     def _answer(self, reply: Reply) -> tuple[dict[str, Any], Vectors]:
         value, version = reply.value, reply.version

@@ -10,6 +10,7 @@ import torch
 from paragrad.codecs.codec import Codec
 from paragrad.engines.guests import Guest
 from paragrad.engines.slot import Slot
+from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.transport.message import Malformed, declared
 from paragrad.types import Commit
@@ -30,6 +31,14 @@ def rooms_for(head: dict[str, Any], codec: Codec, length: int) -> dict[str, torc
             )
         rooms[name] = torch.empty(count, dtype=piece.dtype)
     return rooms
+
+
+def decoded(codec: Codec, coded: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """A coded value that has come, in memory of its own; raises where it cannot be one."""
+    try:
+        return codec.decode(coded, torch.empty_like(like))
+    except UsageError as error:
+        raise Malformed(str(error)) from None
 
 
 def commit_of(head: dict[str, Any], guest: Guest, slot: Slot, job: Job, window: int) -> Commit:

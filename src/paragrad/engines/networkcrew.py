@@ -36,7 +36,7 @@ FAREWELL = 3.0
 PATIENCE = 30.0
 """Seconds that a checkpoint waits for what a codec has left out at workers elsewhere."""
 LAST = 10.0
-"""The same, for the checkpoint of a run that is stopped."""
+"""Seconds in which they are told so, and bring along what a codec has left out, for the checkpoint of a run that is stopped."""
 
 
 class NetworkCrew(Crew):
@@ -53,7 +53,7 @@ class NetworkCrew(Crew):
         vectors = 2 * (1 + len(job.scheme.center_slots)) + engine.workers * (2 + len(job.scheme.sends))
         self._memory = Memory(directory, size=vectors * length, workers=engine.workers, window=window)
         session.at_close += [self._memory.discard, partial(slicememory.discard, directory)]
-        self._company = Company(self, engine.shards, learner.weights) if engine.shards > 1 else None
+        self._company = Company(self, job, engine.shards, learner.weights) if engine.shards > 1 else None
         first = None if self._company is None else self._company.first
         super().__init__(engine, job, session, learner, self._memory.segment, by_reference=False, length=first)
         self.center.before_update = self._keep_first
@@ -124,6 +124,8 @@ class NetworkCrew(Crew):
 
         self.reception.stop(self.session.stopped or ("finished" if details[0] is None else "failed"))
         self._say_farewell()
+        if self.job.codec is not None:
+            self._take_residuals()
         (self.session.directory / endpoint.FILE).unlink(missing_ok=True)
         flight.stop(self._server)
         if self._company is not None:
@@ -133,12 +135,13 @@ class NetworkCrew(Crew):
 
     def _say_farewell(self) -> None:
         """All hear of the end who are there, or wait for a place: who hears nothing waits for the center to come back."""
-        began = time.monotonic()
-        while time.monotonic() < began + FAREWELL:
+        began, owing = time.monotonic(), False
+        while time.monotonic() < began + (LAST if owing else FAREWELL):
             with self.reception.lock:
                 here = any(g is not None and g.here and not g.told for g in self.reception.guests)
                 wait = any(asked > began - FAREWELL for asked in self.reception.queue.values())
-            if not here and not wait:
+                owing = self._are_owing()
+            if not (here or wait or owing):
                 return
             time.sleep(0.02)
 
@@ -182,10 +185,6 @@ class NetworkCrew(Crew):
                 self._begin()
         while session.stopped is None and not self._is_over():
             self._turn()
-        if session.stopped in ("interrupted", "seconds"):  # in the middle of it: it will go on
-            until = time.monotonic() + LAST
-            while time.monotonic() < until and not self._is_over() and not session.is_ready_to_checkpoint():
-                self._turn()
         session.end()
 
     def _tell_where(self) -> None:
@@ -263,19 +262,38 @@ class NetworkCrew(Crew):
 
     def _knows_residuals(self) -> bool:
         """Before a checkpoint, workers bring along what was left out of their commits; nobody is waited for without end."""
-        center, now = self.center, time.monotonic()
-        missing = [worker for worker in sorted(center.live) if center.last(worker) and worker not in center.residuals]
+        now, missing = time.monotonic(), self._unknown_residuals()
         self._wanted_since = (self._wanted_since or now) if missing else None
         if self._wanted_since is not None and now - self._wanted_since > PATIENCE:
-            names = ", ".join(map(str, missing))
-            self.session.emit(
-                "warning",
-                message=f"A checkpoint without what the codec has left out at workers {names}: they have not committed for "
-                f"{PATIENCE:.0f} seconds.",
-            )
+            self._warn_of(missing, f"they have not committed for {PATIENCE:.0f} seconds")
             missing, self._wanted_since = [], None
         self.reception.wants_residuals = bool(missing)
         return not missing
+
+    def _take_residuals(self) -> None:
+        """At the end of a run that may go on later: what workers have brought, of their last commits that count."""
+        with self.reception.lock:
+            for rank, (sequence, residual) in self.reception.brought.items():
+                if sequence == self.center.last(rank) and residual is not None:
+                    self.center.residuals[rank] = residual
+        if self.session.stopped is not None and (missing := self._unknown_residuals()):
+            self._warn_of(missing, "they were not heard of at the end")
+
+    def _are_owing(self) -> bool:
+        """Whether there are workers that will bring along what they have, for a run that may go on."""
+        if self.job.codec is None or self.reception.stopping == "finished":
+            return False
+        brought = {rank: sequence for rank, (sequence, _) in self.reception.brought.items()}
+        here = {guest.rank for guest in self._guests() if guest.here}
+        return any(rank in here and brought.get(rank) != self.center.last(rank) for rank in self._unknown_residuals())
+
+    def _unknown_residuals(self) -> list[int]:
+        center = self.center
+        return [worker for worker in sorted(center.live) if center.last(worker) and worker not in center.residuals]
+
+    def _warn_of(self, workers: list[int], why: str) -> None:
+        names = ", ".join(map(str, workers))
+        self.session.emit("warning", message=f"A checkpoint without what the codec has left out at workers {names}: {why}.")
 
     # -- what workers say -----------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from paragrad.engines.processes import usable_cores
 from paragrad.engines.residuals import Residuals
 from paragrad.engines.shared import Segment
 from paragrad.engines.slot import Slot
-from paragrad.engines.spread import Pulls, Slices, sound, spoiled
+from paragrad.engines.spread import Pulls, Slices, sound
 from paragrad.errors import UsageError
 from paragrad.job import Job
 from paragrad.learners.learner import Learner
@@ -79,7 +79,7 @@ def work_on(job: Job, learner: Learner, line: Line, same: dict[str, Any], *, sha
         except Replaced:
             keep = False
         except Ended:
-            keep = False
+            keep = left is not None and not line.bring(left.after)
             raise
         finally:
             aside.shutdown(wait=False, cancel_futures=True)  # who is interrupted does not wait for an answer
@@ -246,7 +246,7 @@ class Spread(Away):
     def __init__(
         self, job: Job, learner: Learner, line: Line, place: Place, left: Residuals | None, aside: ThreadPoolExecutor
     ) -> None:
-        self._slices = Slices(line, place, aside)
+        self._slices = Slices(line, place, aside, job.codec)
         self._sound = True
         super().__init__(job, learner, line, place, left, aside)
         self._reader = Pulls(self._reader, self._slices)
@@ -261,13 +261,15 @@ class Spread(Away):
         if self._commit is None:
             return head
         vectors = super()._vectors()
-        self._sound = sound(vectors)
-        life = self._slices.put(vectors, self._commit.sequence) if self._sound else self._slices.life
-        return {**head, "staged": life}
+        self._sound = sound({**vectors, "value": self._slot.value})  # where that is coded: as it will be decoded
+        if not self._sound:
+            return {**head, "staged": self._slices.life, "beside": 0}
+        life = self._slices.put(vectors, self._commit.sequence)
+        return {**head, "staged": life, "beside": self._slices.weight(vectors)}
 
     def _vectors(self) -> Vectors:
-        mine = self._slices.first(super()._vectors())
-        return mine if self._sound else spoiled(mine)
+        vectors = super()._vectors()
+        return self._slices.first(vectors) if self._sound else self._slices.spoiled(vectors)
 
     def _room(self, back: dict[str, Any]) -> Vectors:
         return self._slices.first(super()._room(back))

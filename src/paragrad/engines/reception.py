@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paragrad.center import Center
+from paragrad.codecs.codec import Codec
 from paragrad.engines.exchanging import Exchanging
 from paragrad.engines.guests import Guest
 from paragrad.engines.localworker import Reader
@@ -88,17 +89,24 @@ class Reception:
         self.rooms: dict[int, torch.Tensor] = {}
         self.wants_residuals = False
         """Workers bring along what a codec has left out of their commits."""
-        self.brought: dict[int, tuple[int, torch.Tensor]] = {}
-        """What they have brought, and with which commit."""
+        self.brought: dict[int, tuple[int, torch.Tensor | None]] = {}
+        """What they have brought, and with which commit; None: they know nothing of it."""
         self.handed: dict[int, torch.Tensor | None] = {}
         """What newcomers are given of it; None: it still lies where they are."""
         self.life = os.urandom(8).hex()
         """Changes when the center is started again."""
 
+    @property
+    def codec(self) -> Codec | None:
+        """What decodes the values that come here: all of them, or the first slice."""
+        codec = self.job.codec
+        return codec.of_slices if codec is not None and self.shards else codec
+
     # -- short questions ------------------------------------------------------------------------------------
 
     def ask(self, name: str, head: dict[str, Any], peer: str) -> dict[str, Any]:
-        """``about``: what is trained here. ``join``: a place. ``leave``: it is free again."""
+        """``about``: what is trained here. ``join``: a place. ``leave``: it is free again. ``last``: of a worker's commits, the
+        last that counts, where the run was stopped; else 0."""
         if head.get("protocol") != PROTOCOL:
             raise Malformed(
                 f"Protocol {str(head.get('protocol'))[:20]!r}, but this center speaks {PROTOCOL}: use the same version of "
@@ -110,6 +118,10 @@ class Reception:
             return self._hear_of_shard(head)
         if name == "join":
             return self._join(head, peer)
+        if name == "last":
+            with self.lock:
+                guest = self.guest_of(head)
+                return {"last": self.center.last(guest.rank) if self.stopping not in (None, "finished") else 0}
         if name == "leave":
             with self.lock:
                 guest = self.guest_of(head)

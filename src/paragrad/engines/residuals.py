@@ -43,6 +43,10 @@ class Residuals:
         """What was left out after that commit."""
         return self.rows[self._numbers.tolist().index(sequence)]
 
+    def after(self, sequence: int) -> dict[str, Vector]:
+        """The same, as it is brought to the center; nothing where it is not known."""
+        return {"residual": self.of(sequence)} if sequence in self.kept else {}
+
     def sent(self, commit: Commit) -> None:
         """Its row is written, and it is about to go out."""
         self._numbers[self._row(commit.residual)] = commit.sequence

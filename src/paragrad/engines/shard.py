@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from paragrad.codecs.codec import Codec
 from paragrad.data.memory import available
 from paragrad.engines import slicememory
-from paragrad.engines.heads import whole_number
+from paragrad.engines.heads import CODED, decoded, rooms_for, whole_number
 from paragrad.engines.localworker import Post, guarded, note
 from paragrad.engines.slice import Slice
 from paragrad.job import Job
@@ -50,7 +51,7 @@ def _serve(post: Post, job: Job) -> None:
     optimizer = job.center_optimizer(job.make_learner("cpu")) if job.scheme.ships == "gradient" else None
     assert isinstance(optimizer, CenterOptimizer | None)
     chosen = None if optimizer is None else optimizer.chosen
-    keeper = Keeper(job.scheme, post.line.directory, post.index, post.life, chosen)
+    keeper = Keeper(job.scheme, post.line.directory, post.index, post.life, chosen, job.codec)
     *wished, other = post.addresses
     try:
         server = Server.listen(keeper, next(iter(wished), other), post.line.token, post.pair)
@@ -76,9 +77,18 @@ class Desk:
 class Keeper:
     """What the network's threads do. ``lock`` guards the slice; bytes are filled in without it."""
 
-    def __init__(self, scheme: Scheme, directory: Path, index: int, life: str, optimizer: OptimizerLike | None = None) -> None:
+    def __init__(
+        self,
+        scheme: Scheme,
+        directory: Path,
+        index: int,
+        life: str,
+        optimizer: OptimizerLike | None = None,
+        codec: Codec | None = None,
+    ) -> None:
         """``optimizer``: what the center steps with, where it does."""
         self.scheme = scheme
+        self.codec = None if codec is None else codec.of_slices
         self.life = life
         self.lock = threading.Lock()
         self.held: Slice | None = None
@@ -158,6 +168,7 @@ class Exchanging:
         self._ticket = 0
         self._desk = Desk()
         self._rooms: dict[str, torch.Tensor] = {}
+        self._coded: dict[str, torch.Tensor] = {}
 
     def begin(self, head: dict[str, Any]) -> Vectors:
         """Who it is, what is wanted, and where the vectors go."""
@@ -181,6 +192,9 @@ class Exchanging:
             with self._desk.filling:
                 self._desk.ticket += 1
                 self._ticket = self._desk.ticket
+            if keeper.codec is not None:
+                self._coded = rooms_for(head, keeper.codec, self._rooms["value"].numel())
+                return {CODED + name: tensor for name, tensor in self._coded.items()}
         return self._rooms
 
     @contextlib.contextmanager
@@ -197,6 +211,12 @@ class Exchanging:
     def finish(self, head: dict[str, Any]) -> tuple[dict[str, Any], Vectors]:
         """What has come counts from here on; what was asked for."""
         keeper, op = self._keeper, head["op"]
+        if keeper.codec is not None and self._coded:
+            # Beside its place first: if it came before, what lies there may be read.
+            room = self._rooms["value"]
+            found = decoded(keeper.codec, self._coded, room)
+            with self.filling():
+                room.copy_(found)
         with keeper.lock:
             if op == "load":
                 self._load(head)
@@ -211,8 +231,8 @@ class Exchanging:
             if op == "pull":
                 value = held.center.copy_of(whole_number(head, "clock", 0))
                 return ({"passed": True}, {}) if value is None else ({}, {"value": value})
-            found = held.tensors(whole_number(head, "clock", 0))
-            return {}, {name: found[name] for name in head["names"]}
+            tensors = held.tensors(whole_number(head, "clock", 0))
+            return {}, {name: tensors[name] for name in head["names"]}
 
     def _load(self, head: dict[str, Any]) -> None:
         value = self._rooms["value"]

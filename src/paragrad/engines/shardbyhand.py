@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paragrad import options, schemes
+from paragrad import codecs, options, schemes
+from paragrad.codecs.codec import Codec
 from paragrad.engines.line import PATIENCE, Ended, Line
 from paragrad.engines.shard import Keeper
 from paragrad.errors import UsageError
@@ -42,7 +43,7 @@ def serve(
     scheme = options.parse(about["scheme"], "scheme", schemes)
     pair = _pair(directory)
     host, port = endpoint.split_address(listen or ("127.0.0.1:0" if pair is None else "0.0.0.0:0"))
-    keeper = Keeper(scheme, directory.resolve(), index, about["life"], _optimizer(scheme, about))
+    keeper = Keeper(scheme, directory.resolve(), index, about["life"], _optimizer(scheme, about), _codec(about))
     try:
         server = flight.Server.listen(keeper, endpoint.address_of(host, port), read_token(directory / TOKEN), pair)
     except TransportError as error:
@@ -70,6 +71,11 @@ def serve(
 def _optimizer(scheme: Scheme, about: Mapping[str, Any]) -> Optimizer | None:
     """What the center steps with, where it does; it has made sure that words say all of it."""
     return prepared(Optimizer.from_settings(about["settings"])) if scheme.ships == "gradient" else None
+
+
+def _codec(about: Mapping[str, Any]) -> Codec | None:
+    spelled = about["settings"].get("codec")
+    return None if spelled is None else options.parse(spelled, "codec", codecs)
 
 
 def _pair(directory: Path) -> tuple[bytes, bytes] | None:

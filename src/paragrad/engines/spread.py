@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paragrad import kernels
+from paragrad.codecs.codec import Codec, size
+from paragrad.engines.heads import CODED
 from paragrad.engines.line import DEADLINE, Line, Place
 from paragrad.engines.localworker import Reads
 from paragrad.transport.message import Malformed, Refused, TransportError, Vectors
@@ -26,22 +28,32 @@ PATIENCE = 300.0
 class Slices:
     """A connection to each shard; what breaks is tried again, where the center says that the shard is by then."""
 
-    def __init__(self, line: Line, place: Place, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, line: Line, place: Place, pool: ThreadPoolExecutor, codec: Codec | None) -> None:
         self._line = line
         self._pool = pool
+        self._codec = codec
         self._clients: dict[str, Client] = {}
         self._first = place.shards[0][0]
 
     def first(self, vectors: Vectors) -> dict[str, torch.Tensor]:
         """What goes to the center itself: the first slice, and what is not cut."""
-        return {name: vector[: self._first] if is_spread(name) else vector for name, vector in vectors.items()}
+        others = {name: vector for name, vector in vectors.items() if not is_spread(name)}
+        return cut(vectors, 0, self._first, self._codec) | others
+
+    def spoiled(self, vectors: Vectors) -> dict[str, torch.Tensor]:
+        """The same of a commit that is not finite anywhere: the center refuses it for its first slice, and no shard sees
+        anything of it."""
+        return spoiled(self.first(vectors), self._first, self._codec)
+
+    def weight(self, vectors: Vectors) -> int:
+        """Bytes that go to the shards."""
+        return sum(size(cut(vectors, lo, hi, self._codec)) for lo, hi, _ in self._place().shards)
 
     def put(self, vectors: Vectors, sequence: int) -> str:
         """Lay a commit down at all shards; returns the life of the center that they belong to."""
-        cut = {name: vector for name, vector in vectors.items() if is_spread(name)}
 
         def act(client: Client, me: Mapping[str, Any], lo: int, hi: int) -> None:
-            mine = {name: vector[lo:hi] for name, vector in cut.items()}
+            mine = cut(vectors, lo, hi, self._codec)
             head = {"op": "put", "sequence": sequence, **me}
             client.exchange(head, mine, lambda back: {}, timeout=_deadline(mine))
 
@@ -142,12 +154,24 @@ class Pulls:
 
 def is_spread(name: str) -> bool:
     """Whether a vector of that name is cut."""
-    return name == "value" or name.startswith("also.")
+    return name == "value" or name.startswith(("also.", CODED))
 
 
-def spoiled(vectors: Vectors) -> dict[str, torch.Tensor]:
-    """A commit that is not finite anywhere: the center refuses it for its first slice, and no shard sees anything of it."""
-    return {**vectors, "value": torch.full_like(vectors["value"], math.nan)}
+def cut(vectors: Vectors, lo: int, hi: int, codec: Codec | None = None) -> dict[str, torch.Tensor]:
+    """A slice of what is cut of a commit."""
+    mine = {name: vector[lo:hi] for name, vector in vectors.items() if is_spread(name) and not name.startswith(CODED)}
+    coded = {name.removeprefix(CODED): tensor for name, tensor in vectors.items() if name.startswith(CODED)}
+    if codec is None or not coded:
+        return mine
+    return mine | {CODED + name: tensor for name, tensor in codec.cut(coded, lo, hi).items()}
+
+
+def spoiled(vectors: Vectors, first: int, codec: Codec | None = None) -> dict[str, torch.Tensor]:
+    """A first slice, of so many elements, that is not finite anywhere."""
+    nothing = torch.full((first,), math.nan)
+    if codec is None:
+        return {**vectors, "value": nothing.to(vectors["value"].dtype)}
+    return {**vectors, **{CODED + name: tensor for name, tensor in codec.of_slices.encode(nothing).items()}}
 
 
 def sound(vectors: Vectors) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from paragrad.errors import ParagradError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the messages; both sides must speak the same."""
 CHUNK = 1 << 20
 """Bytes of a vector that travel in one piece, at most."""
