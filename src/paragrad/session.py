@@ -37,6 +37,8 @@ class Session:
         self.identity = identity
         self.tally = Tally()
         self.stopped: str | None = None
+        self.interrupted_at: float | None = None
+        """When it was first asked for by a signal (monotonic)."""
         self.resumed: checkpoint.Checkpoint | None = None
         self.anew = False
         """Whether the directory holds an earlier attempt of which nothing can be used."""
@@ -209,6 +211,11 @@ class Session:
             print(f"WARNING: {message}", file=sys.stderr, flush=True)
         self.emit("warning", message=message)
 
+    @property
+    def clock(self) -> int:
+        """Updates that the center has made."""
+        return 0 if self._center is None else self._center.clock
+
     def stop(self, reason: str) -> None:
         """Ask for a clean stop; the first reason counts."""
         self.stopped = self.stopped or reason
@@ -236,7 +243,7 @@ class Session:
             "refused",
             **_told(commit),
             why=why,
-            clock=self._center.clock if self._center is not None else 0,
+            clock=self.clock,
         )
 
     def _repeated(self, commit: Commit, arrived: int) -> None:

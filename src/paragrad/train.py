@@ -28,6 +28,7 @@ from paragrad.data.source import plan_of
 from paragrad.data.stream import Streamed
 from paragrad.directory import RunDirectory
 from paragrad.engines.local import Local
+from paragrad.engines.signals import Signals
 from paragrad.errors import Interrupted, NotWritten, ParagradError, UsageError
 from paragrad.factories import learner_factory
 from paragrad.job import Job
@@ -185,67 +186,75 @@ def train(
         if isinstance(source, Streamed):
             source.report = lambda message: session.emit("warning", message=message)
     try:
-        session.say("directory", path=str(directory.path))
-        session.emit(
-            "start",
-            **facts,
-            rows=plan.rows,
-            batches=plan.batches,
-            threads=engine.threads_for(learner),
-            fingerprint=identity["data"],
-            weights=digest(learner.weights),
-            loss=config.get("loss"),
-            **{key: config[key] for key in SETTINGS if key in config},
-            shards=run.shards,
-            distances=run.distances,
-            overlap=scheme.overlap,
-            torch=torch.__version__,
-            **({"cluster": config["cluster"]} if "cluster" in config else {}),
-        )
-        for note in notes:
-            session.emit("note", message=note)
-        for warning in scheme.warnings(engine.workers):
-            session.emit("warning", message=warning)
-        try:
-            center = engine.run(job, session, learner)
-        except Exception as error:
-            session.end()
-            # What nobody foresaw may have broken more than itself: that must not hide it.
-            foreseen = isinstance(error, ParagradError)
-            with contextlib.nullcontext() if foreseen else contextlib.suppress(Exception):
-                session.checkpoint(wait=True)
-            session.emit("end", reason=type(error).__name__)
-            raise
-        session.checkpoint(wait=True)
-        if session.stopped == "interrupted":
-            session.emit("end", reason="interrupted")
-            raise Interrupted(
-                f"The run was stopped at update {center.clock}{_how_to_go_on(session, center)}", str(directory.path)
+        with Signals(session):
+            session.say("directory", path=str(directory.path))
+            session.emit(
+                "start",
+                **facts,
+                rows=plan.rows,
+                batches=plan.batches,
+                threads=engine.threads_for(learner),
+                fingerprint=identity["data"],
+                weights=digest(learner.weights),
+                loss=config.get("loss"),
+                **{key: config[key] for key in SETTINGS if key in config},
+                shards=run.shards,
+                distances=run.distances,
+                overlap=scheme.overlap,
+                torch=torch.__version__,
+                **({"cluster": config["cluster"]} if "cluster" in config else {}),
             )
-        final = trained(model, learner, center)
-        found = _final_validation(session, learner, parts, center)
-        summary = _summary(facts, session, found) | _traffic(job, session, learner)
-        result = Result(
-            model=final,
-            directory=directory.path,
-            summary=summary,
-            staleness=session.tally.staleness,
-            history=session.tally.validations,
-            stopped=session.stopped or "finished",
-        )
-        try:
-            directory.save_model(learner)
-            directory.write_summary(summary)
-        except OSError as error:
-            session.emit("end", reason="not written")
-            raise NotWritten(
-                f"The training is done, but the model or its summary could not be written to {directory.path} ({error}). "
-                f"Make room on the disk. The run ended at update {center.clock}{_how_to_go_on(session, center)}",
-                result,
-            ) from error
-        # The record of a simulated run holds nothing of the machine that it ran on, so that it repeats to the byte.
-        real = OF_THE_MACHINE if session.virtual else ()
-        session.emit("end", reason=result.stopped, summary={k: v for k, v in summary.items() if k not in real})
+            for note in notes:
+                session.emit("note", message=note)
+            for warning in scheme.warnings(engine.workers):
+                session.emit("warning", message=warning)
+            try:
+                center = engine.run(job, session, learner)
+            except Exception as error:
+                session.end()
+                # What nobody foresaw may have broken more than itself: that must not hide it.
+                foreseen = isinstance(error, ParagradError)
+                with contextlib.nullcontext() if foreseen else contextlib.suppress(Exception):
+                    session.checkpoint(wait=True)
+                session.emit("end", reason=type(error).__name__)
+                raise
+            stopped = session.stopped
+            session.checkpoint(wait=True)
+            if stopped == "interrupted":
+                session.emit("end", reason="interrupted")
+                raise Interrupted(
+                    f"The run was stopped at update {center.clock}{_how_to_go_on(session, engine)}", str(directory.path)
+                )
+            final = trained(model, learner, center)
+            found = _final_validation(session, learner, parts, center)
+            summary = _summary(facts, session, found) | _traffic(job, session, learner)
+            result = Result(
+                model=final,
+                directory=directory.path,
+                summary=summary,
+                staleness=session.tally.staleness,
+                history=session.tally.validations,
+                stopped=stopped or "finished",
+            )
+            try:
+                directory.save_model(learner)
+                directory.write_summary(summary)
+            except OSError as error:
+                session.emit("end", reason="not written")
+                raise NotWritten(
+                    f"The training is done, but the model or its summary could not be written to {directory.path} ({error}). "
+                    f"Make room on the disk. The run ended at update {center.clock}{_how_to_go_on(session, engine)}",
+                    result,
+                ) from error
+            # The record of a simulated run holds nothing of the machine that it ran on, so that it repeats to the byte.
+            real = OF_THE_MACHINE if session.virtual else ()
+            session.emit("end", reason=result.stopped, summary={k: v for k, v in summary.items() if k not in real})
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:  # a second one: nothing more is waited for, nor written
+        session.end()
+        session.emit("end", reason="ended at once")
+        raise Interrupted(f"The run was ended at once{_how_to_go_on(session, engine)}", str(directory.path)) from None
     finally:
         session.close()
     return result
@@ -367,15 +376,19 @@ def trained(model: Any, learner: Learner, center: Center) -> Any:
     return result
 
 
-def _how_to_go_on(session: Session, center: Center) -> str:
+def _how_to_go_on(session: Session, engine: Engine) -> str:
     """The rest of a sentence about where a run ended: what is kept of it, and the command that goes on from there."""
-    out = session.directory
-    if session.saved is None:
-        return ", but no checkpoint of it could be written."
-    kept = (
-        " and has a checkpoint" if session.saved == center.clock else f"; its last checkpoint is that of update {session.saved}"
-    )
-    return f"{kept}. Go on with pg.Run(out={str(out)!r}, resume=True), or: paragrad train --resume {out}"
+    out, recalls = session.directory, isinstance(engine, Recalls)
+    if session.saved == session.clock:
+        kept = " and has a checkpoint"
+    elif recalls:
+        kept = "; what it came to is in the memory of this machine"
+    elif session.saved is None:
+        return ", and there is no checkpoint of it."
+    else:
+        kept = f"; its last checkpoint is that of update {session.saved}"
+    command = "serve" if recalls else "train"
+    return f"{kept}. Go on with pg.Run(out={str(out)!r}, resume=True), or: paragrad {command} --resume {out}"
 
 
 def _final_validation(session: Session, learner: Learner, parts: load.Split, center: Center) -> dict[str, float]:

@@ -8,8 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +20,12 @@ import torch
 from torch import nn
 
 import paragrad as pg
+from paragrad import checkpoint
 from paragrad.codecs.codec import Piece
+from paragrad.engines import memory
 from paragrad.engines.heads import CODED
 from paragrad.engines.shard import Keeper
+from paragrad.engines.signals import ECHO
 from paragrad.record import read
 from paragrad.transport.message import Malformed, declare
 from tests.conftest import Watch, every_batch_once, stop_after, train
@@ -82,6 +88,81 @@ def test_a_run_with_a_codec_that_was_stopped_goes_on_with_other_shards_and_ends_
         assert result.stopped == ("finished" if last else "callback")
     assert torch.equal(weights(result), weights(whole))
     assert every_batch_once(out, TOTAL)
+
+
+SCRIPT = """
+    import os, sys, time, torch
+    import paragrad as pg
+    from torch import nn
+
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(0.005)
+            return super().forward(x)
+
+    def slow(event):
+        if event.kind == "commit" and os.path.exists("wait"):
+            time.sleep(60)
+        return sys.argv[1] == "on" and event.kind == "commit" and event.data["clock"] > 40
+
+    x = torch.randn(400, 50, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    try:
+        pg.train(Slow(50, 2), (x, (x[:, 0] > 0).long()), optimizer="sgd:lr=0.1", batch_size=8, epochs=400, codec=pg.TopK(0.1),
+                 scheme=pg.AGN(window=2), engine=pg.Network(workers=2, here=2, shards=3, threads=1),
+                 run=pg.Run("run", resume=sys.argv[1] == "on", checkpoint_every=None, validate_every=None, callbacks=(slow,)))
+    except pg.Interrupted as stop:
+        print("INTERRUPTED", stop)
+"""
+
+
+def started(folder: Path, how: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), how]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_for_commits(folder: Path, process: subprocess.Popen[str], least: int) -> None:
+    record = folder / "run" / "record.jsonl"
+    while sum(event.kind == "commit" for event in (read(record) if record.exists() else ())) < least:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def test_a_signal_to_all_processes_of_a_run_stops_it_with_all_that_they_hold(tmp_path):
+    """As a batch system ends a job."""
+    with started(tmp_path, "anew") as center:
+        wait_for_commits(tmp_path, center, 9)
+        for _ in range(2):
+            os.killpg(center.pid, signal.SIGTERM)
+        said, wrong = center.communicate(timeout=60)
+    assert "and has a checkpoint" in said, wrong
+    assert "paragrad serve --resume run" in said
+    found = checkpoint.load(max((tmp_path / "run" / "checkpoints").iterdir()))
+    assert {"residual.0", "residual.1"} <= set(found.tensors)
+    assert not [event for event in read(tmp_path / "run") if event.kind in ("lost", "warning")]
+
+
+def test_a_spread_center_that_is_interrupted_a_second_time_ends_at_once_and_goes_on_from_memory(tmp_path):
+    with started(tmp_path, "anew") as center:
+        wait_for_commits(tmp_path, center, 9)
+        (tmp_path / "wait").touch()
+        time.sleep(0.5)
+        os.killpg(center.pid, signal.SIGINT)
+        time.sleep(ECHO + 0.5)
+        os.killpg(center.pid, signal.SIGINT)
+        said, wrong = center.communicate(timeout=60)
+    assert "INTERRUPTED The run was ended at once; what it came to is in the memory of this machine." in said, wrong
+    assert not [event for event in read(tmp_path / "run") if event.kind == "warning"]
+    (tmp_path / "wait").unlink()
+    before = max(event.data["clock"] for event in read(tmp_path / "run") if event.kind == "commit")
+    with started(tmp_path, "on") as center:
+        _, wrong = center.communicate(timeout=120)
+    assert center.returncode == 0, wrong
+    (restarted,) = [event.data["clock"] for event in read(tmp_path / "run") if event.kind == "restart"]
+    assert before - 1 <= restarted <= before
+    assert not list((tmp_path / "run").glob("shard-*.json"))
 
 
 def test_shards_that_are_started_by_hand_know_the_codec(model, rows, tmp_path):
@@ -170,7 +251,8 @@ def test_a_codec_of_ones_own_that_says_how_it_is_cut_goes_to_shards(model, rows,
     ],
     ids=["not coded", "too many", "beyond", "unequal"],
 )
-def test_a_shard_takes_nothing_that_the_codec_does_not_make(tensors, said, tmp_path):
+def test_a_shard_takes_nothing_that_the_codec_does_not_make(tensors, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "FAST", tmp_path)
     keeper = Keeper(pg.AGN(), tmp_path, 1, "a life", codec=pg.TopK(0.01))
 
     def exchange(head: dict[str, Any], vectors: dict[str, torch.Tensor]) -> None:

@@ -16,11 +16,12 @@ from torch import nn
 
 import paragrad as pg
 from paragrad.data.plan import Plan
+from paragrad.engines.signals import ECHO
 from paragrad.record import read
 from tests.conftest import Watch, every_batch_once, train
 
 HEAD = """
-import sys, torch, paragrad as pg
+import os, sys, torch, paragrad as pg
 from torch import nn
 torch.manual_seed(0)
 x = torch.randn(400, 8)
@@ -49,10 +50,15 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-def start_long(folder: Path) -> subprocess.Popen[str]:
-    (folder / "script.py").write_text(LONG)
+def start_long(folder: Path, script: str = LONG) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(script)
     process = subprocess.Popen(
-        [sys.executable, "script.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "script.py"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     wait_for(lambda: commits(folder) > 3, process)
     return process
@@ -133,7 +139,8 @@ def test_a_notebook_cell_may_define_the_model(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_an_interrupt_stops_cleanly_with_a_checkpoint_and_the_run_goes_on(number, tmp_path):
     process = start_long(tmp_path)
-    process.send_signal(number)
+    for _ in range(2):  # to all processes, and again at once, as a terminal and what it runs may do together
+        os.killpg(process.pid, number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1, err
     assert "INTERRUPTED" in out
@@ -146,15 +153,22 @@ def test_an_interrupt_stops_cleanly_with_a_checkpoint_and_the_run_goes_on(number
     assert commits(tmp_path) > before
 
 
-def test_a_second_interrupt_kills(tmp_path):
-    process = start_long(tmp_path)
+@pytest.mark.parametrize("when", ["commit", "checkpoint"])
+def test_a_second_interrupt_ends_at_once(when, tmp_path):
+    """In the middle of the training, and while the checkpoint of the first is written."""
+    slow = f'callbacks=(lambda event: event.kind == "{when}" and os.path.exists("first") and time.sleep(60),), validate_every'
+    process = start_long(tmp_path, LONG.replace("validate_every", slow))
     workers = pids(tmp_path)
-    for pid in workers:
-        os.kill(pid, signal.SIGSTOP)
+    (tmp_path / "first").touch()
+    if when == "commit":
+        time.sleep(0.5)
     process.send_signal(signal.SIGINT)
+    time.sleep(ECHO + 0.5)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode != 0
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1, err
+    assert "INTERRUPTED The run was ended at once" in out
+    assert list(read(tmp_path / "run"))[-1].data["reason"] == "ended at once"
     wait_for(lambda: not any(map(alive, workers)))
     assert not any(map(alive, workers))
 

@@ -176,6 +176,7 @@ def _command(arguments: list[str], folder: Path, log: Path) -> None:
     """What ``paragrad ...`` does, in a process that has torch loaded already."""
     _quiet(log)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(folder)
     processes.server = lambda: None  # type: ignore[assignment,return-value]
     memory.FAST = folder / "memory"

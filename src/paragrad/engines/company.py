@@ -119,10 +119,12 @@ class Company:
             time.sleep(0.1)
         return address
 
-    def end(self) -> None:
-        """The center takes back what lies with the shards, and they may go."""
+    def end(self, *, at_once: bool) -> None:
+        """The center takes back what lies with the shards, and they may go; not where all end ``at_once``."""
         assert self._elsewhere is not None
         try:
+            if at_once:
+                raise ParagradError("The shards were ended before they had given back what they hold.")
             self._crew.center.reunite()
             for k in range(len(self._children), len(self._peers)):
                 with contextlib.suppress(TransportError, Refused):

@@ -65,6 +65,8 @@ class NetworkCrew(Crew):
         """Since when others wait for a worker that is not there, nor anybody in its place."""
         self._wanted_since: float | None = None
         """Since when workers are asked for what a codec has left out."""
+        self._ends_with_residuals = False
+        """Whether that goes into the checkpoint at the end, as the run may go on later."""
         if job.codec is not None:
             session.is_ready_to_checkpoint = self._knows_residuals
         self._told_of_waiting = False
@@ -123,13 +125,15 @@ class NetworkCrew(Crew):
         from paragrad.transport import flight
 
         self.reception.stop(self.session.stopped or ("finished" if details[0] is None else "failed"))
+        at_once = details[0] is KeyboardInterrupt
+        self._ends_with_residuals = self.job.codec is not None and self.reception.stopping != "finished" and not at_once
         self._say_farewell()
-        if self.job.codec is not None:
+        if self._ends_with_residuals:
             self._take_residuals()
         (self.session.directory / endpoint.FILE).unlink(missing_ok=True)
         flight.stop(self._server)
         if self._company is not None:
-            self._company.end()
+            self._company.end(at_once=at_once)
         self.session.measured |= {"turned_away": dict(self.reception.turned_away)} if self.reception.turned_away else {}
         super().__exit__(*details)
 
@@ -276,12 +280,12 @@ class NetworkCrew(Crew):
             for rank, (sequence, residual) in self.reception.brought.items():
                 if sequence == self.center.last(rank) and residual is not None:
                     self.center.residuals[rank] = residual
-        if self.session.stopped is not None and (missing := self._unknown_residuals()):
+        if missing := self._unknown_residuals():
             self._warn_of(missing, "they were not heard of at the end")
 
     def _are_owing(self) -> bool:
         """Whether there are workers that will bring along what they have, for a run that may go on."""
-        if self.job.codec is None or self.reception.stopping == "finished":
+        if not self._ends_with_residuals:
             return False
         brought = {rank: sequence for rank, (sequence, _) in self.reception.brought.items()}
         here = {guest.rank for guest in self._guests() if guest.here}

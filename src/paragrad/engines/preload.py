@@ -2,8 +2,10 @@
 
 import signal
 
-# A Ctrl-C is for the trainer, which stops its workers; the server would print a traceback while it still imports.
+# A Ctrl-C is for the trainer, which stops its workers; the server would print a traceback while it still imports. A SIGTERM
+# goes to all processes of a job: with the server all workers would end, and what they have not brought to the center yet.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402

@@ -75,7 +75,8 @@ def start(target: Callable[..., None], *arguments: Any, name: str) -> BaseProces
 
 
 def _child(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are the trainer's to hear, which ends its children
+        signal.signal(number, signal.SIG_IGN)
     _let_go_of_the_server()
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,14 @@ if TYPE_CHECKING:
     from paragrad.session import Session
 
 
+ECHO = 1.0
+"""Seconds in which a second Ctrl-C or SIGTERM is taken for the first: a terminal, a batch system and ``timeout`` may each send
+theirs, and nobody asked twice."""
+
+
 class Signals:
-    """The first Ctrl-C or SIGTERM asks for a clean stop, the second ends at once; SIGUSR1 asks for a checkpoint."""
+    """The first Ctrl-C or SIGTERM asks for a clean stop, a later one ends at once; SIGUSR1 asks for a checkpoint. One is there
+    from the beginning of a run to what is written at its end, and within it that of the engine."""
 
     def __init__(self, session: Session, *, at_once: Callable[[], None] = lambda: None, waker: int | None = None) -> None:
         self._session = session
@@ -40,11 +47,12 @@ class Signals:
     def _on_signal(self, number: int, _frame: object) -> None:
         if number == signal.SIGUSR1:
             self._session.ask_for_checkpoint()
-        elif self._session.stopped == "interrupted":
+        elif self._session.interrupted_at is None:
+            self._session.interrupted_at = time.monotonic()
+            self._session.stop("interrupted")
+        elif time.monotonic() > self._session.interrupted_at + ECHO:
             self._at_once()
             raise KeyboardInterrupt
-        else:
-            self._session.stop("interrupted")
 
 
 @contextlib.contextmanager
