@@ -185,6 +185,17 @@ def test_sigusr1_writes_a_checkpoint_and_training_goes_on(tmp_path):
     assert process.returncode == 1
 
 
+def test_a_process_that_ends_waits_for_no_child_that_was_left(tmp_path):
+    script = """
+import time
+from paragrad.engines import processes
+for _ in range(2):
+    processes.start(time.sleep, 600, name="left")
+print("ends")
+"""
+    assert run_script(script, tmp_path).stdout == "ends\n"
+
+
 def test_a_killed_parent_leaves_no_orphan_and_nothing_in_dev_shm(tmp_path):
     before = in_dev_shm()
     process = start_long(tmp_path)

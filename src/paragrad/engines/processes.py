@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.context
+import multiprocessing.util
 import os
 import signal
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
@@ -71,7 +74,21 @@ def start(target: Callable[..., None], *arguments: Any, name: str) -> BaseProces
     process = server().Process(target=_child, args=(target, arguments), name=name, daemon=True)
     with hidden_main():
         process.start()
+    _started.add(process)
     return process
+
+
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+def _end_children() -> None:
+    """At exit, before multiprocessing asks those that are left to end by SIGTERM, to which they are deaf, and waits for them."""
+    for process in _started:
+        with contextlib.suppress(ValueError):  # it was closed
+            process.kill()
+
+
+atexit.register(_end_children)  # what was registered last is done first: multiprocessing.util is loaded already
 
 
 def _child(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
