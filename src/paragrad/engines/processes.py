@@ -82,7 +82,7 @@ _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 def _end_children() -> None:
-    """At exit, before multiprocessing asks those that are left to end by SIGTERM, to which they are deaf, and waits for them."""
+    """At exit, before multiprocessing asks those left to end by SIGTERM, to which they are deaf, and waits for them."""
     for process in _started:
         with contextlib.suppress(ValueError):  # it was closed
             process.kill()
