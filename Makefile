@@ -12,7 +12,7 @@ demo: .venv/.core
 env: .venv/.all
 
 test: .venv/.all lint
-	$(BIN)/pytest -m "not chaos" -n 3 --dist worksteal
+	$(BIN)/pytest -m "not chaos" -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.all
 	$(BIN)/ruff check

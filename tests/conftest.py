@@ -23,7 +23,25 @@ with contextlib.suppress(ImportError):
     settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("unhurried")
 
+SLOW = (
+    "test_docs",
+    "test_local_life",
+    "network/test_network",
+    "test_convergence",
+    "codecs/test_shards",
+    "engines/test_shards",
+    "engines/test_kills",
+    "test_full_disk",
+    "network/",
+    "cli/",
+)
+"""Parts of the names of files that take long, the longest first: they are begun with, so that none is left for the end."""
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first."""
+    items.sort(key=lambda item: next((k for k, name in enumerate(SLOW) if name in str(item.path)), len(SLOW)))
 
 
 @pytest.fixture(autouse=True)

@@ -158,6 +158,8 @@ class Center:
         self._scratch: Vector | None = None
         self.stepped = False
         """Whether the update that is being made has moved the center's optimiser."""
+        self._ahead = False
+        """Whether the optimiser has made a step that the value has not, since that would not have been finite."""
         self.residuals: dict[int, Vector] = {}
         """What a codec has left out of the applied commits of each worker, where that is known here."""
         self._round: list[Commit] = []
@@ -366,6 +368,7 @@ class Center:
             sound = others(sound)
         if not sound:
             if self.stepped:
+                self._ahead = self.elsewhere is None
                 raise Diverged(
                     f"Training diverged: update {clock + 1} would have made the center infinite. Lower the learning rate."
                 )
@@ -561,6 +564,10 @@ class Center:
         return all(kernels.finite(vector) for vector in vectors)
 
     # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def is_sound(self) -> bool:
+        """Whether a run could go on from here: not once it has diverged and there was no way back."""
+        return not self._ahead and (not self.scheme.aliased or kernels.finite(self.value))
 
     def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """A consistent copy: tensors, and plain numbers. Commits that wait in a round are not in it."""

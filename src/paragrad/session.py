@@ -319,6 +319,10 @@ class Session:
         if center is None:
             return
         self._finish_writing()
+        if not center.is_sound():
+            before = "there is none before it." if self.saved is None else f"go on from that of update {self.saved}."
+            self.emit("note", message=f"No checkpoint is written of what diverged: {before}")
+            return
         # What the checkpoint holds must be in the record first, or a kill in between would lose its rows from it.
         record = self._record.flush()
         tensors, numbers = center.snapshot()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from tests.conftest import Watch, every_batch_once, train
+from tests.conftest import Watch, every_batch_once, stop_after, train
 
 TOTAL = 50 * 4
 SCHEMES = [pg.SyncSGD(), pg.AGN(window=3), pg.AEASGD(window=3), pg.DiLoCo(window=3), pg.ModelAveraging(window=3), pg.Downpour()]
@@ -108,6 +108,40 @@ def test_a_nan_is_refused_counted_and_ends_the_run_as_diverged(rows, tmp_path):
         train(Nan(8, 2), rows, tmp_path / "run", watch, scheme=pg.Downpour())
     assert watch.kinds()["refused"] >= 3
     assert watch.kinds()["commit"] == 0
+
+
+def steep(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return 100 * nn.functional.cross_entropy(output, target)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pg.Local(workers=2), pg.Vector(workers=2), pg.Network(workers=2, here=2), pg.Network(workers=2, here=2, shards=2)],
+    ids=["local", "vector", "network", "shards"],
+)
+def test_a_run_that_diverged_at_the_center_goes_on_as_if_it_had_not(engine, model, rows, tmp_path):
+    """The optimiser has made a step that came to nothing, and is no longer that of the weights: it is not in a checkpoint."""
+
+    def go_on(out: str, lr: float, *callbacks, resume: bool = True) -> pg.Result:
+        return pg.train(
+            model,
+            (rows[0], rows[1]),
+            loss=steep,
+            engine=engine,
+            scheme=pg.SyncSGD(),
+            optimizer=f"sgd:lr={lr},momentum=0.9",
+            batch_size=8,
+            epochs=2,
+            run=pg.Run(tmp_path / out, resume=resume, callbacks=callbacks, checkpoint_every=None),
+        )
+
+    whole = go_on("whole", 0.001, resume=False)
+    go_on("run", 0.001, stop_after(20), resume=False)
+    with pytest.raises(pg.Diverged, match="would have made the center infinite"):
+        go_on("run", 3e38)
+    result = go_on("run", 0.001)
+    assert every_batch_once(tmp_path / "run", 100)
+    assert all(torch.equal(a, b) for a, b in zip(result.model.parameters(), whole.model.parameters(), strict=True))
 
 
 def test_workers_log_into_the_run_directory(rows, tmp_path):

@@ -13,7 +13,7 @@ from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
 from paragrad.job import Job
-from tests.conftest import every_batch_once, train
+from tests.conftest import Watch, every_batch_once, train
 from tests.schemes.golden import START, close, parameters_of, serial, slope, trained_alone, vector
 
 
@@ -80,5 +80,8 @@ def test_a_model_of_two_types_cannot_share_its_weights(model, rows, tmp_path):
 
 
 def test_shared_weights_that_become_nan_end_the_run_as_diverged(model, rows, tmp_path):
+    watch = Watch()
     with pytest.raises(pg.Diverged, match="Lower the learning rate"):
-        train(model, rows, tmp_path / "run", scheme=pg.Hogwild(), optimizer="sgd:lr=1e38")
+        train(model, rows, tmp_path / "run", watch, scheme=pg.Hogwild(), optimizer="sgd:lr=1e38")
+    assert not list((tmp_path / "run" / "checkpoints").glob("*")), "nobody could go on from it"
+    assert "No checkpoint is written of what diverged" in [e for e in watch.events if e.kind == "note"][-1].data["message"]
