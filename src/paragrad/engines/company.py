@@ -122,17 +122,20 @@ class Company:
     def end(self, *, at_once: bool) -> None:
         """The center takes back what lies with the shards, and they may go; not where all end ``at_once``."""
         assert self._elsewhere is not None
-        try:
-            if at_once:
-                raise ParagradError("The shards were ended before they had given back what they hold.")
-            self._crew.center.reunite()
-            for k in range(len(self._children), len(self._peers)):
-                with contextlib.suppress(TransportError, Refused):
-                    self._peers[k].ask("end", {"protocol": PROTOCOL, "life": self.life})
-            self._elsewhere.close()
-        except ParagradError as error:
-            self._elsewhere.close(error)
+        failure = ParagradError("The shards were ended before they had given back what they hold.") if at_once else None
+        if not at_once:
+            try:
+                self._take_back()
+            except ParagradError as error:
+                failure = error
+        self._elsewhere.close(failure)
         self.shown.close()
+
+    def _take_back(self) -> None:
+        self._crew.center.reunite()
+        for k in range(len(self._children), len(self._peers)):
+            with contextlib.suppress(TransportError, Refused):
+                self._peers[k].ask("end", {"protocol": PROTOCOL, "life": self.life})
 
     @property
     def children(self) -> list[Child]:

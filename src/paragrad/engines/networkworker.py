@@ -78,8 +78,8 @@ def work_on(job: Job, learner: Learner, line: Line, same: dict[str, Any], *, sha
             return
         except Replaced:
             keep = False
-        except Ended:
-            keep = left is not None and not line.bring(left.after)
+        except Ended as ended:
+            keep = left is not None and str(ended) != "finished" and not line.bring(left.after)
             raise
         finally:
             aside.shutdown(wait=False, cancel_futures=True)  # who is interrupted does not wait for an answer
