@@ -57,12 +57,13 @@ def kill_at(lines: list[int], scheme: pg.Scheme, folder: Path, **engine: float) 
     return watch
 
 
-def test_a_worker_may_be_killed_at_every_line_of_the_exchange(tmp_path):
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.chaos), 4])
+def test_a_worker_may_be_killed_at_every_line_of_the_exchange(step, tmp_path):
     scheme = pg.AGN(window=2)
     total = exchange_lines(scheme, tmp_path / "count")
     print(f"{scheme.name}: the exchange has {total} lines")
     assert total > 100
-    kill_at(list(range(1, total + SPARE)), scheme, tmp_path / "kill")
+    kill_at(list(range(1, total + SPARE, step)), scheme, tmp_path / "kill")
 
 
 @pytest.mark.parametrize("replace_after", [5.0, 0.0], ids=["waited-for", "given-up"])

@@ -19,7 +19,7 @@ from tests.engines.schedules import Schedule, Unheld, check, run, schedules
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_no_schedule_breaks_a_law(schedule):
     check(schedule)
