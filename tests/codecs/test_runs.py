@@ -17,7 +17,7 @@ from paragrad.codecs.codec import size
 from paragrad.options import describe, read_config
 from paragrad.record import read
 from tests.codecs.table import TABLE
-from tests.conftest import train
+from tests.conftest import stop_after, train
 
 LOOP = pg.Vector(workers=3, mode="loop")
 EVERY = [pg.FP16(), pg.BF16(), pg.Int8(), pg.OneBit(), pg.Threshold(0.001), pg.Threshold(0.05, values=False), pg.TopK(0.05)]
@@ -102,17 +102,6 @@ def test_a_replay_repeats_a_local_run_to_the_bit_residuals_included(codec, schem
     assert {pair.what.split("/")[0] for pair in replayed.compared} == {"checkpoints", "model.safetensors"}
 
 
-def stop_at(commits: int):
-    seen = 0
-
-    def stop(event: pg.Event) -> bool:
-        nonlocal seen
-        seen += event.kind == "commit"
-        return seen >= commits
-
-    return stop
-
-
 @pytest.mark.parametrize("engine", [pg.Local(workers=1, threads=1), pg.Vector(workers=1, mode="loop")], ids=["local", "vector"])
 @pytest.mark.parametrize("codec", [pg.TopK(0.05), pg.OneBit()], ids=repr)
 def test_a_resumed_run_goes_on_with_what_was_left_out(engine, codec, model, rows, tmp_path):
@@ -122,7 +111,7 @@ def test_a_resumed_run_goes_on_with_what_was_left_out(engine, codec, model, rows
         return pg.train(copy.deepcopy(model), rows, batch_size=8, epochs=2, run=run, **options)
 
     whole = go("whole")
-    go("halves", stop_at(12))
+    go("halves", stop_after(12))
     halves = go("halves", resume=True)
     assert torch.equal(weights(whole), weights(halves))
     assert halves.summary["bytes_sent"] == whole.summary["bytes_sent"]
