@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
-SOURCES := pyproject.toml setup.py constraints.txt src/paragrad/kernels.c
+SOURCES := pyproject.toml setup.py constraints.txt src/paragrad/core/kernels.c
 
-.PHONY: demo env test lint chaos slurm bench clean
+.PHONY: demo env test lint chaos slow dist slurm bench clean
 
 demo: .venv/.core
 	$(BIN)/paragrad demo
@@ -12,7 +12,7 @@ demo: .venv/.core
 env: .venv/.all
 
 test: .venv/.all lint
-	$(BIN)/pytest -m "not chaos" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not chaos and not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.all
 	$(BIN)/ruff check
@@ -21,6 +21,16 @@ lint: .venv/.all
 
 chaos: .venv/.all
 	$(BIN)/pytest -m chaos -s
+
+# sdist and wheel, each installed in an empty environment.
+slow: .venv/.all
+	$(BIN)/pytest -m slow
+
+# The wheel is built from the sdist, so that the sdist is known to be enough.
+dist: .venv/.core
+	rm -rf dist
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+	$(BIN)/pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation -w dist dist/*.tar.gz
 
 # The Slurm of one machine that chaos tries docs/slurm.md on: Debian's packages, as root. Its daemons are not started.
 slurm:
@@ -33,7 +43,7 @@ bench: .venv/.all
 	$(BIN)/python benchmarks/table.py
 
 clean:
-	rm -rf .venv build src/*.egg-info src/paragrad/_kernels*.so
+	rm -rf .venv build dist src/*.egg-info src/paragrad/core/_kernels*.so
 
 .venv/.core: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

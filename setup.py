@@ -4,6 +4,6 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension("paragrad._kernels", ["src/paragrad/kernels.c"], extra_compile_args=["-O3"], optional=True),
+        Extension("paragrad.core._kernels", ["src/paragrad/core/kernels.c"], extra_compile_args=["-O3"], optional=True),
     ]
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paragrad import schemes
+
 ADAM, SGD = "adam:lr=0.001", "sgd:lr=0.05"
 
 CHOICES: list[tuple[str, str]] = [
@@ -31,7 +33,8 @@ CHOICES: list[tuple[str, str]] = [
     ("asyncdiloco:window=10", ADAM),
     ("ormo", SGD),
 ]
-"""Each scheme with the fields that suit a run of this length, and its optimiser."""
+CHOICES += [(name.lower(), ADAM) for name in schemes.names() if name.lower() not in {spec.split(":")[0] for spec, _ in CHOICES}]
+"""Each scheme with the fields that suit a run of this length, and its optimiser; one that is not listed, as it is."""
 
 PLAIN = ("downpour", ADAM), ("downpour", SGD)
 """With one worker: plain training, to compare with."""

@@ -35,12 +35,14 @@ from benchmarks import measure  # noqa: E402
 from benchmarks.watch import Watched  # noqa: E402
 
 import paragrad as pg  # noqa: E402
-from paragrad import models, options, schemes  # noqa: E402
+from paragrad import schemes  # noqa: E402
 from paragrad.analysis import figures  # noqa: E402
-from paragrad.center import Center  # noqa: E402
 from paragrad.cluster import PROFILES  # noqa: E402
+from paragrad.config import options  # noqa: E402
+from paragrad.core.center import Center  # noqa: E402
 from paragrad.data import load  # noqa: E402
 from paragrad.data.source import Source  # noqa: E402
+from paragrad.models import builtin  # noqa: E402
 
 CLUSTERS = ("homogeneous", "straggler", "heterogeneous")
 WORKERS = 8
@@ -76,7 +78,7 @@ def grid(name: str, task: str) -> list[tuple[str, str]]:
 
 
 NOTES = (
-    "Rows go to whoever is ready (shards='stolen') in every scheme, the synchronous ones too. The part 'dealt' is "
+    "Rows go to whoever is ready (partition='stolen') in every scheme, the synchronous ones too. The part 'dealt' is "
     "BackupWorkers with rows dealt beforehand, its default: what a slow worker was dealt is left over, and done last.",
     "AsyncDiLoCo's outer rate and momentum of 0.5 were chosen before, among five pairs on digits with a straggler: with the "
     "default momentum of 0.9 and some 45 outer steps in all it swung over the target, or was late.",
@@ -122,16 +124,16 @@ def train(
     seed: int,
     parts: load.Split,
     *,
-    shards: Any = "stolen",
+    partition: Any = "stolen",
     stop: bool = False,
 ) -> dict[str, Any]:
     """One run; one that diverges, or does not reach the target, is a figure too."""
     assert parts.validation is not None
     setting = TASKS[task]
-    model = models.build("mlp", setting["shape"], 10, seed=seed)
-    looks = Looks(models.build("mlp", setting["shape"], 10), parts.validation, setting["target"], stop=stop)
+    model = builtin.build("mlp", setting["shape"], 10, seed=seed)
+    looks = Looks(builtin.build("mlp", setting["shape"], 10), parts.validation, setting["target"], stop=stop)
     found: dict[str, Any] = {"task": task, "cluster": cluster, "scheme": spec, "optimizer": optimizer, "seed": seed}
-    found |= {"shards": shards, "to_target": None, "accuracy": None}
+    found |= {"partition": partition, "to_target": None, "accuracy": None}
     with tempfile.TemporaryDirectory(prefix="paragrad-bench-") as folder:
         try:
             result = pg.train(
@@ -144,7 +146,8 @@ def train(
                 epochs=setting["epochs"],
                 batch_size=setting["batch_size"],
                 seed=seed,
-                run=pg.Run(out=Path(folder) / "run", shards=shards, validate_every=None, checkpoint_every=None),
+                run=pg.Run(out=Path(folder) / "run", partition=partition, validate_every=None, checkpoint_every=None),
+                verbose=0,
             )
         except pg.Diverged:
             return found
@@ -354,7 +357,7 @@ def dealt(task: str, mnist: str | None) -> list[dict[str, Any]]:
     """BackupWorkers as it is by default, beside a straggler."""
     torch.set_num_threads(1)
     setting, about = grid("BackupWorkers", task)[1], {"part": "dealt", "name": "BackupWorkers"}
-    return [about | train(task, "straggler", *setting, seed, data(task, mnist, seed), shards="dealt") for seed in range(2)]
+    return [about | train(task, "straggler", *setting, seed, data(task, mnist, seed), partition="dealt") for seed in range(2)]
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any
 import measure
 
 import paragrad as pg
-from paragrad import models
-from paragrad.options import describe
+from paragrad.config.options import describe
+from paragrad.models import builtin
 
 CODECS: dict[str, pg.Codec | None] = {
     "none": None,
@@ -37,7 +37,7 @@ POINTS = 0.3
 def trained(codec: pg.Codec | None, data: str, seed: int, epochs: int, out: Path) -> dict[str, Any]:
     """One run: its test accuracy, and what its commits weighed."""
     result = pg.train(
-        models.build("mlp:256", (28, 28), 10, seed),
+        builtin.build("mlp:256", (28, 28), 10, seed),
         data,
         scheme=pg.AGN(window=4),
         engine=pg.Vector(workers=2, mode="loop", threads=1),
@@ -46,6 +46,7 @@ def trained(codec: pg.Codec | None, data: str, seed: int, epochs: int, out: Path
         batch_size=64,
         seed=seed,
         run=pg.Run(out=out, validate_every=None, checkpoint_every=None),
+        verbose=0,
     )
     summary = result.summary
     return {

@@ -22,16 +22,17 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad import models
+from paragrad.config.options import describe
+from paragrad.core.job import Job
+from paragrad.core.worker import Receive, Send
 from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.engines.serial import Serial
-from paragrad.job import Job
 from paragrad.learners.learner import Learner
 from paragrad.learners.torch import TorchLearner
+from paragrad.models import builtin
 from paragrad.optim.optimizer import factory
-from paragrad.options import describe
-from paragrad.worker import Receive, Send
+from paragrad.schemes.traits import pulls_before_commit
 
 LOOKS = 4
 """Looks at the center in each epoch."""
@@ -95,7 +96,7 @@ def simulate(
     scheme: pg.Scheme, optimizer: str, workers: int, batch: int, epochs: int, parts: load.Split, device: str
 ) -> list[Any]:
     """Run paragrad's own worker loop and center, workers in turn."""
-    module = models.build("mlp:1000-2000-1000", (28, 28), 10)
+    module = builtin.build("mlp:1000-2000-1000", (28, 28), 10)
 
     def make(_: str) -> Learner:
         return TorchLearner(module, nn.CrossEntropyLoss(), factory(optimizer), device=device)
@@ -104,7 +105,7 @@ def simulate(
     serial = Serial(Job(scheme, make, parts.train, parts.validation, plan, 2000), workers, stolen=True)
     looks = Looks(make(device), parts.validation, plan.batches // LOOKS)
     serial.start()
-    pulls_apart = scheme.fresh and scheme.window > 1 and isinstance(scheme, pg.AEASGD)
+    pulls_apart = pulls_before_commit(scheme) and scheme.window > 1 and isinstance(scheme, pg.AEASGD)
     try:
         while serial.ready:
             if pulls_apart:
@@ -112,13 +113,13 @@ def simulate(
             else:
                 serial.step(serial.ready[0])
             serial.applied.clear()
-            counts = serial.center.counts
+            counts = serial.center.ledger.counts
             looks.look(counts.steps, counts.rows, lambda: serial.center.value)
     except pg.Diverged as error:
-        looks.found.append({"epochs": round(serial.center.counts.rows / 60_000, 2), "diverged": 1.0})
+        looks.found.append({"epochs": round(serial.center.ledger.counts.rows / 60_000, 2), "diverged": 1.0})
         print(f"  {str(error).partition('.')[0]}", flush=True)
         return looks.found
-    looks.look(serial.center.counts.steps, serial.center.counts.rows, lambda: serial.center.value, last=True)
+    looks.look(serial.center.ledger.counts.steps, serial.center.ledger.counts.rows, lambda: serial.center.value, last=True)
     return looks.found
 
 
@@ -156,7 +157,7 @@ def plain(
     """Downpour, or AGN, without paragrad."""
 
     def net() -> nn.Module:
-        return models.build("mlp:1000-2000-1000", (28, 28), 10).to(device)
+        return builtin.build("mlp:1000-2000-1000", (28, 28), 10).to(device)
 
     def read(module: nn.Module) -> torch.Tensor:
         return torch.cat([p.detach().reshape(-1) for p in module.parameters()])

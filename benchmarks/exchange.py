@@ -13,7 +13,7 @@ import peers
 import torch
 
 import paragrad as pg
-from paragrad.engines.processes import Fd
+from paragrad.engines.process.forkserver import Fd
 from paragrad.learners.learner import Step
 
 PARAMETERS = 4_798_010

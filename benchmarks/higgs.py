@@ -25,7 +25,7 @@ import torch
 import uproot
 
 import paragrad as pg
-from paragrad import models
+from paragrad.models import builtin
 
 Columns = dict[str, np.ndarray[Any, Any]]
 SETS = {
@@ -78,7 +78,7 @@ def one(name: str, suffix: str, archive: Any, folder: Path, epochs: int) -> dict
     read = time.perf_counter() - began
     inputs = len(width.names) + (_gaps(archive) if name == "higgs_atlas" else 0)
     result = pg.train(
-        models.build("mlp:128-128", inputs=(inputs,), outputs=2),
+        builtin.build("mlp:128-128", inputs=(inputs,), outputs=2),
         table,
         validation=paths["test"],
         optimizer="adam:lr=0.001,weight_decay=0.0001",
@@ -87,6 +87,7 @@ def one(name: str, suffix: str, archive: Any, folder: Path, epochs: int) -> dict
         epochs=epochs,
         batch_size=64,
         run=pg.Run(out=folder / f"run-{name}-{suffix}", validate_every=None, checkpoint_every=None),
+        verbose=0,
     )
     found = pg.load(result.directory).evaluate(paths["test"])
     weights = torch.cat([tensor.reshape(-1) for tensor in result.model.state_dict().values()])

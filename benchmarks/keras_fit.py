@@ -18,7 +18,7 @@ import torch
 from keras import layers
 
 import paragrad as pg
-from paragrad.engines import processes
+from paragrad.engines.process import devices
 
 WORKERS, BATCH, ROWS = 2, 128, 20_000
 ALONE, CORES = "keras.fit, 1 thread", "keras.fit, all cores"
@@ -97,7 +97,7 @@ def paragrad(scheme: pg.Scheme, kind: str, seconds: float) -> measure.Stamps:
 
 CONTENDERS: dict[str, Callable[[str, float], measure.Stamps]] = {
     ALONE: partial(alone, 1),
-    CORES: partial(alone, processes.usable_cores()),
+    CORES: partial(alone, devices.usable_cores()),
     **{name: partial(paragrad, scheme) for name, scheme in SCHEMES.items()},
 }
 

@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.table import Table
 
 import paragrad as pg
-from paragrad import kernels
-from paragrad.engines import processes
-from paragrad.engines.processes import Fd
-from paragrad.engines.shared import Segment
+from paragrad.core import kernels
+from paragrad.engines.process import devices, forkserver
+from paragrad.engines.process.forkserver import Fd
+from paragrad.engines.process.segment import Segment
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -97,7 +97,7 @@ def together(
     try:
         for rank in range(workers):
             place = _Place(rank, workers, Fd(segment.fd), segment.layout, Fd(mouth), Fd(barrier), Fd(complaints))
-            children.append(processes.start(_repeat, make, place, arguments, name=f"bench-{rank}"))
+            children.append(forkserver.start(_repeat, make, place, arguments, name=f"bench-{rank}"))
         sentinels = [child.sentinel for child in children]
         arrived = 0
         while arrived < workers:
@@ -185,7 +185,7 @@ def trained(
             callbacks=(commits,),
         )
         engine = engine or pg.Local(workers=workers, threads=1)
-        result = pg.train(model, data, scheme=scheme, engine=engine, epochs=10_000, run=run, **options)
+        result = pg.train(model, data, scheme=scheme, engine=engine, epochs=10_000, run=run, **options, verbose=0)
     if result.stopped != "seconds":
         raise RuntimeError(f"The run ended ({result.stopped}) before the measured time was over.")
     return commits
@@ -286,7 +286,7 @@ def machine() -> dict[str, Any]:
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
     return {
         "cpu": model,
-        "cores": processes.usable_cores(),
+        "cores": devices.usable_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -66,7 +66,7 @@ def run(kind: str, workers: int) -> None:
         settings = pg.Run(out=folder / "run", validate_every=None, checkpoint_every=None, callbacks=(tell,))
         engine = pg.Local(workers=workers, threads=1)
         options: dict[str, Any] = {"loss": "mse", "optimizer": "sgd:lr=0.0001", "epochs": 1_000_000, "batch_size": 4}
-        pg.train(model, x, scheme=pg.AGN(window=5), engine=engine, run=settings, **options)
+        pg.train(model, x, scheme=pg.AGN(window=5), engine=engine, run=settings, **options, verbose=0)
 
 
 # -- looking ---------------------------------------------------------------------------------------------------------

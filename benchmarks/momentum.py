@@ -29,7 +29,7 @@ from watch import Watched
 
 import paragrad as pg
 from paragrad.analysis import figures, momentum, stability
-from paragrad.center import Center
+from paragrad.core.center import Center
 from paragrad.data import load
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -124,6 +124,7 @@ def path_of(
             batch_size=BATCH,
             seed=seed,
             run=pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None),
+            verbose=0,
         )
     return torch.stack(path)
 

@@ -13,7 +13,7 @@ import peers
 import torch
 
 import paragrad as pg
-from paragrad import models
+from paragrad.models import builtin
 
 LIMIT, ALONE = "bare TCP", "Flight alone"
 FLIGHT, TLS, BESIDE, INT8, TOPK = (f"the engine{more}" for more in ("", ", TLS", ", shared memory", ", int8", ", top-k 1 %"))
@@ -71,7 +71,7 @@ def two(shared: bool, seconds: float) -> measure.Stamps:
     engine = pg.Network(workers=2, here=2, threads=1, shared=shared)
     make = partial(peers.optimizer_of, "sgd")
     options: dict[str, Any] = {"optimizer": make, "loss": "crossentropy", "batch_size": BATCH, "engine": engine}
-    model, scheme = models.build(MODEL, (784,), 10), pg.AGN(window=15)
+    model, scheme = builtin.build(MODEL, (784,), 10), pg.AGN(window=15)
     return measure.trained(model, peers.images(), scheme, workers=2, seconds=seconds, **options).stamps
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from scipy import stats
 
 from paragrad import schemes
-from paragrad.options import fields_of
+from paragrad.config.options import fields_of
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paragrad import models
+from paragrad.models import builtin
 
 Step = Callable[[], None]
 
@@ -131,12 +131,12 @@ def _fill(line: socket.socket, room: memoryview) -> None:
 
 def flight(rank: int, processes: int, meeting: str, length: int) -> Step | None:
     """paragrad's transport alone: the last process takes a vector and gives it back, and does nothing else."""
-    from paragrad.transport.flight import Client, Server
+    from paragrad.engines.transport.flight import FlightTransport
 
     torch.ones(length)  # what was freed once, malloc keeps from then on: so it is in every process that has trained
     if rank == processes - 1:
         global _serving
-        _serving = Server(_Echoes(length, processes - 1), "127.0.0.1:0", "bench")  # type: ignore[arg-type]
+        _serving = FlightTransport().listen(_Echoes(length, processes - 1), "127.0.0.1:0", "bench")  # type: ignore[arg-type]
         with open(f"{meeting}.tmp", "w", encoding="ascii") as file:
             file.write(str(_serving.port))
         os.rename(f"{meeting}.tmp", meeting)
@@ -144,7 +144,7 @@ def flight(rank: int, processes: int, meeting: str, length: int) -> Step | None:
     while not os.path.exists(meeting):
         time.sleep(0.05)
     with open(meeting, encoding="ascii") as file:
-        client = Client(f"127.0.0.1:{file.read()}", "bench")
+        client = FlightTransport().connect(f"127.0.0.1:{file.read()}", "bench")
     mine, back = torch.full((length,), 1e-6), torch.zeros(length)
 
     def step() -> None:
@@ -266,7 +266,7 @@ def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, seed: 
 
 def plain(rank: int, workers: int, spec: str, optimizer: str, batch: int) -> Step:
     """A plain PyTorch loop that never talks to anyone."""
-    model = models.build(spec, (784,), 10)
+    model = builtin.build(spec, (784,), 10)
     return _loop(model, optimizer_of(optimizer, model.parameters()), batch, rank)
 
 
@@ -291,7 +291,7 @@ def ddp(rank: int, workers: int, meeting: str, spec: str, optimizer: str, batch:
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=workers)
-    model = DistributedDataParallel(models.build(spec, (784,), 10))
+    model = DistributedDataParallel(builtin.build(spec, (784,), 10))
     return _loop(model, optimizer_of(optimizer, model.parameters()), batch, rank)
 
 
@@ -343,4 +343,4 @@ def _on_device(sizes: str, device: str) -> tuple[int, nn.Module, Callable[..., N
         loss(module(x.index_select(0, mine)), y.index_select(0, mine)).backward()
         optimizer.step()
 
-    return len(x), models.build(sizes, (784,), 10).to(device), step
+    return len(x), builtin.build(sizes, (784,), 10).to(device), step

@@ -18,8 +18,10 @@ import measure
 from choices import CHOICES, PLAIN, TASKS
 
 import paragrad as pg
-from paragrad import models, options, schemes
+from paragrad import schemes
+from paragrad.config import options
 from paragrad.data import load
+from paragrad.models import builtin
 
 
 def train(spec: str, optimizer: str, workers: int, seed: int, task: str, data: Any, validation: Any) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def train(spec: str, optimizer: str, workers: int, seed: int, task: str, data: A
         run = pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None)
         try:
             result = pg.train(
-                models.build(settings["model"], settings["shape"], 10, seed=seed),
+                builtin.build(settings["model"], settings["shape"], 10, seed=seed),
                 data,
                 validation=validation,
                 scheme=scheme,
@@ -41,6 +43,7 @@ def train(spec: str, optimizer: str, workers: int, seed: int, task: str, data: A
                 batch_size=settings["batch_size"],
                 seed=seed,
                 run=run,
+                verbose=0,
             )
         except pg.Diverged as error:
             return figures | {"diverged": str(error).split(":")[0], "accuracy": None}

@@ -15,7 +15,7 @@ import measure
 import torch
 
 import paragrad as pg
-from paragrad import models
+from paragrad.models import builtin
 
 WORKERS = 4
 MODELS = {"digits-sized MLP": ("mlp", 64), "MLP 784-1000-2000-1000-10": ("mlp:1000-2000-1000", 784)}
@@ -57,7 +57,7 @@ def once(spec: str, inputs: int) -> dict[str, float]:
     """In a fresh process: a cold start, a warm one, and a replacement."""
     _ = pg.train  # names are loaded when first used
     x, y = torch.rand(4096, inputs), torch.randint(0, 10, (4096,))
-    model = models.build(spec, (inputs,), 10)
+    model = builtin.build(spec, (inputs,), 10)
     found: dict[str, float] = {}
     with measure.folder() as folder:
         for name in ("cold", "warm", "replacement"):
@@ -65,7 +65,7 @@ def once(spec: str, inputs: int) -> dict[str, float]:
             run = pg.Run(out=folder / name, validate_every=None, checkpoint_every=None, callbacks=(witness,))
             options: dict[str, Any] = {"loss": "crossentropy", "optimizer": "adam:lr=0.001", "epochs": 100_000}
             began = time.monotonic()
-            pg.train(model, (x, y), scheme=pg.AGN(window=5), engine=pg.Local(workers=WORKERS), run=run, **options)
+            pg.train(model, (x, y), scheme=pg.AGN(window=5), engine=pg.Local(workers=WORKERS), run=run, **options, verbose=0)
             if not witness.kills:
                 assert witness.first is not None
                 found[name] = witness.first - began

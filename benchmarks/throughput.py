@@ -10,7 +10,7 @@ import measure
 import peers
 
 import paragrad as pg
-from paragrad import models
+from paragrad.models import builtin
 
 WORKERS, BATCH = 2, 128
 MODELS = {"MLP 784-1000-2000-1000-10": "mlp:1000-2000-1000", "small CNN": "cnn"}
@@ -21,7 +21,7 @@ TARGETS = {"AGN(window=15)": ">= 0.95", "AGN(window=1)": ">= 0.85"}
 
 def paragrad(scheme: pg.Scheme, spec: str, optimizer: str, seconds: float) -> measure.Stamps:
     """The local engine."""
-    model, make = models.build(spec, (784,), 10), partial(peers.optimizer_of, optimizer)
+    model, make = builtin.build(spec, (784,), 10), partial(peers.optimizer_of, optimizer)
     options = {"optimizer": make, "loss": "crossentropy", "batch_size": BATCH}
     return measure.trained(model, peers.images(), scheme, workers=WORKERS, seconds=seconds, **options).stamps
 

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import paragrad as pg
-from paragrad import cluster, options, plot, record, schemes, toys
+from paragrad import cluster, schemes
+from paragrad.config import options
+from paragrad.models import toys
+from paragrad.plotting import plot
+from paragrad.rundir import record
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
@@ -51,7 +55,7 @@ class Case:
     """The virtual cluster."""
 
     @property
-    def shards(self) -> Literal["auto", "stolen"]:
+    def partition(self) -> Literal["auto", "stolen"]:
         """Workers that wait for each other are dealt their rows, but where one is slow: else all would wait for it."""
         return "stolen" if self.cluster == LATE else "auto"
 
@@ -233,18 +237,19 @@ def train(case: Case, out: Path) -> Path:
             scheme=options.parse(case.scheme, "scheme", schemes),
             engine=pg.Vector(workers=WORKERS, cluster=cluster.from_text(case.cluster)),
             batch_size=1,
-            run=pg.Run(out=str(out), shards=case.shards),
+            run=pg.Run(out=str(out), partition=case.partition),
+            verbose=0,
         )
     return out
 
 
 def command(case: Case) -> str:
     """What repeats a run on the command line."""
-    shards = "--shards stolen " if case.shards == "stolen" else ""
+    partition = "--partition stolen " if case.partition == "stolen" else ""
     return (
         f"paragrad train --model {quoted(case.model)} --data noise:rows={case.rows} --scheme {case.scheme} "
         f"--optimizer {case.optimizer} --engine vector --workers {WORKERS} --cluster {quoted(case.cluster)} "
-        f"{shards}--out runs/toy"
+        f"{partition}--out runs/toy"
     )
 
 

@@ -33,12 +33,13 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad import kernels, losses, models, toys
+from paragrad.core import kernels
 from paragrad.data import load
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.learners.rows import Task, TorchRows
 from paragrad.learners.torch import TorchLearner
+from paragrad.models import builtin, losses, toys
 from paragrad.types import Vector
 
 REPLICAS, BATCH, WINDOW = 512, 64, 20
@@ -71,7 +72,7 @@ def microseconds(go: Callable[[], int], device: str, repeats: int = 3) -> float:
 def together(data: Arrays, device: str, precision: Any, replicas: int) -> float:
     """All replicas at once."""
     plan = Plan(len(data), BATCH, 100)
-    learner = TorchLearner(models.build(SIZES, (784,), 10), nn.CrossEntropyLoss(), "sgd:lr=0.01")
+    learner = TorchLearner(builtin.build(SIZES, (784,), 10), nn.CrossEntropyLoss(), "sgd:lr=0.01")
     rows = TorchRows(learner, replicas, data, plan, device=device, precision=precision)
     rows.warm_up()
     place = 0
@@ -135,7 +136,7 @@ def cell(
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         result = pg.train(
-            models.build(THESIS, (28, 28), 10, seed),
+            builtin.build(THESIS, (28, 28), 10, seed),
             parts.train,
             validation=parts.validation,
             optimizer="adam:lr=0.001",
@@ -145,6 +146,7 @@ def cell(
             batch_size=128,
             seed=seed,
             run=pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None),
+            verbose=0,
         )
     found = {
         "workers": workers,
@@ -205,7 +207,7 @@ def _rate_of(spec: str, batch: int, workers: int, mode: Any, seconds: float) -> 
 
     with tempfile.TemporaryDirectory() as folder:
         result = pg.train(
-            toys.build(spec) if toy else models.build(spec, (64,), 10),
+            toys.build(spec) if toy else builtin.build(spec, (64,), 10),
             "noise:rows=4000" if toy else "digits",
             optimizer="sgd:lr=0.0001",
             scheme=pg.AGN(window=5),
@@ -213,6 +215,7 @@ def _rate_of(spec: str, batch: int, workers: int, mode: Any, seconds: float) -> 
             epochs=1000,
             batch_size=batch,
             run=pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None, callbacks=(watch,)),
+            verbose=0,
         )
     return counted[0] / float(result.summary["wall_seconds"])
 
@@ -243,6 +246,7 @@ def _simulated(workers: int, events: int) -> float:
             batch_size=1,
             engine=pg.Vector(workers=workers, threads=1, cluster=pg.Cluster(speeds=pg.Exponential(1.0))),
             run=pg.Run(out=Path(folder) / "run", validate_every=None, checkpoint_every=None),
+            verbose=0,
         )
     return float(result.summary["commits"] / result.summary["wall_seconds"])
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import paragrad as pg
-from paragrad.center import Center
-from paragrad.job import Job
+from paragrad.config.options import APART
+from paragrad.core.center import Center
+from paragrad.core.job import Job
 from paragrad.learners.learner import Learner
-from paragrad.options import APART
-from paragrad.session import Session
+from paragrad.rundir.session import Session
 
 Look: TypeAlias = Callable[[Center, float], bool | None]
 """Called with the center and the virtual second; True asks the run to stop."""
@@ -21,8 +21,7 @@ Look: TypeAlias = Callable[[Center, float], bool | None]
 class Watched(pg.Vector):
     """``pg.Vector`` that shows the center after each update. Looking takes no virtual time and changes nothing.
 
-    A run's own validations keep a distance, so that they do not take most of a simulated run's time: with 360 rows to
-    validate on, 1,200 rows are trained on between two. Time to a target wants more of them.
+    Unlike ``pg.Run(validate_every=1)``, what is looked at is up to the benchmark, and is no part of the record.
     """
 
     look: Look = field(default=lambda center, seconds: None, metadata={APART: True})

@@ -13,7 +13,7 @@ from benchmarks.watch import Watched
 from torch import nn
 
 import paragrad as pg
-from paragrad.center import Center
+from paragrad.core.center import Center
 
 
 def test_a_rate_is_exact_for_equal_steps_wherever_the_warm_up_ends() -> None:

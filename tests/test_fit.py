@@ -145,6 +145,24 @@ def test_callbacks_see_the_center_at_the_ends_of_epochs(tmp_path):
     assert np.array_equal(weights(keras.saving.load_model(tmp_path / "best.keras")), seen[1])
 
 
+@pytest.mark.parametrize(("freq", "validated"), [(2, [2, 4]), ([1, 4], [1, 4])])
+def test_validation_freq_is_that_of_keras(freq, validated):
+    seen = []
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append((epoch + 1, "val_loss" in logs)))
+    fit(mlp(), epochs=5, validation_split=0.2, validation_freq=freq, callbacks=[watch])
+    assert seen == [(epoch, epoch in validated) for epoch in range(1, 6)]
+
+
+def test_initial_epoch_numbers_the_epochs_and_trains_the_rest():
+    seen = []
+    watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))
+    model, other = mlp("sgd"), mlp("sgd")
+    history = fit(model, epochs=5, initial_epoch=3, callbacks=[watch])
+    assert seen == history.epoch == [3, 4]
+    fit(other, epochs=2)
+    assert np.array_equal(weights(model), weights(other))
+
+
 def test_early_stopping_stops_and_restores_the_best(tmp_path):
     model = mlp(keras.optimizers.SGD(1e-9))
     stopping = keras.callbacks.EarlyStopping("val_loss", min_delta=0.1, patience=2, restore_best_weights=True)
@@ -202,6 +220,12 @@ def uncompiled() -> Any:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "shuffle": ({"shuffle": False}, "shuffle=False"),
+    "steps_per_epoch": ({"steps_per_epoch": 3}, "Unknown argument steps_per_epoch= of pg.fit. An epoch is every row once"),
+    "validation_steps": ({"validation_steps": 3}, "Validation takes all rows of validation_data"),
+    "workers": ({"workers": 4}, "Did you mean engine='local:workers=4'"),
+    "holdout": ({"holdout": 0.1}, "Did you mean validation_split=0.1"),
+    "initial_epoch": ({"initial_epoch": 2, "epochs": 2}, "initial_epoch=2 and epochs=2"),
+    "validation_freq": ({"validation_freq": 0}, "validation_freq=0"),
     "no y": ({"y": None}, "y is not given"),
     "two weights": ({"class_weight": {0: 1.0}, "sample_weight": np.ones(60)}, "both given"),
     "weights of other rows": ({"sample_weight": np.ones(59)}, "60 rows, but.* 59"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import paragrad as pg
-from paragrad import schemes
+from paragrad import codecs, engines, schemes
 
 
 def python(code: str) -> str:
@@ -35,16 +33,17 @@ def test_every_scheme_is_a_public_name() -> None:
         assert issubclass(schemes.load(name), pg.Scheme)
 
 
-def test_every_file_of_schemes_stands_in_the_table() -> None:
+def test_every_file_of_schemes_is_in_the_table() -> None:
     folder = Path(schemes.__file__).parent
-    assert {path.stem for path in folder.glob("*.py")} - {"__init__", "scheme"} == set(schemes.TABLE.values())
+    defined = {schemes.load(name).__module__.rpartition(".")[2] for name in schemes.names()}
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__", "scheme", "traits"} == defined
 
 
-@pytest.mark.parametrize("package", [schemes, pg])
-def test_type_checkers_see_the_same_schemes(package: ModuleType) -> None:
-    tree = ast.parse(Path(package.__file__ or "").read_text())
-    seen = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert set(schemes.names()) <= seen
+def test_every_scheme_codec_and_engine_is_named_once() -> None:
+    stub = (Path(pg.__file__).parent / "__init__.pyi").read_text()
+    for package in (schemes, codecs, engines):
+        assert not [name for name in package.names() if name in stub]
+        assert set(package.names()) <= set(pg.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -55,3 +54,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize("first", ["import paragrad.train", "from paragrad.train import train", "import paragrad.cli.main"])
 def test_the_module_train_does_not_hide_the_function(first: str) -> None:
     assert python(f"{first}; import paragrad as pg; print(type(pg.train).__name__)") == "function"
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_another_system_than_linux_is_refused_in_one_sentence(platform: str) -> None:
+    program = f"import sys; sys.platform = {platform!r}; import paragrad"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: paragrad needs Linux, and this is {platform}:")
+    assert "During handling" not in done.stderr

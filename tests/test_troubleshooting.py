@@ -51,9 +51,9 @@ def rows(classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 8, generator=generator), torch.arange(64) % classes
 
 
-def net(inputs: int = 8) -> nn.Module:
+def net(inputs: int = 8, outputs: int = 2) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, 2))
+    return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs))
 
 
 def train(**options: object) -> pg.Result:
@@ -109,7 +109,7 @@ def diverging() -> None:
 
 
 def other_columns() -> str:
-    np.savez("rows.npz", x=np.zeros((4, 2)), y=np.zeros(4))
+    np.savez("rows.npz", x_trian=np.zeros((4, 2)), y_train=np.zeros(4))
     return typed("train --data rows.npz")()
 
 
@@ -156,6 +156,9 @@ MESSAGES: dict[str, Callable[[], str]] = {
     "An archive without the arrays that are looked for": other_columns,
     "More workers than mini-batches": typed("train --data digits --workers 50 --batch-size 100"),
     "The model does not fit the rows": raised(lambda: train(model=net(inputs=9))),
+    "Classes, but one output": raised(
+        lambda: train(model=net(outputs=1), data=(np.zeros((64, 8), "float32"), np.arange(64) % 2))
+    ),
     "A label without an output": raised(lambda: train(data=rows(classes=3))),
     "A loss that is a sum": raised(lambda: train(loss=nn.CrossEntropyLoss(reduction="sum"))),
     "An optimiser object": raised(lambda: train(optimizer=torch.optim.Adam(net().parameters()))),
@@ -164,10 +167,15 @@ MESSAGES: dict[str, Callable[[], str]] = {
     "A scheme that is an equation of plain SGD": raised(lambda: train(optimizer="adam", scheme=pg.OrMo())),
     "A codec for what cannot come in parts": raised(lambda: train(scheme=pg.AEASGD(), codec=pg.Int8())),
     "A target without validation": raised(lambda: train(run=pg.Run(stop=pg.Stop(accuracy=0.9)))),
+    "The best weights without validation": raised(lambda: train(run=pg.Run(keep="best"))),
+    "Seconds between validations": typed("train --data digits --validate-every 5.0"),
+    "A loss that explodes": noted(
+        model=nn.Linear(8, 1), data=(rows()[0], rows()[0].sum(1, keepdim=True)), optimizer="sgd:lr=1.5", epochs=4
+    ),
     "A run directory that is in use": raised(twice),
     "Nothing to resume": typed("train --resume runs/nowhere"),
     "A run.toml of a run that was made in Python": from_toml,
-    "A worker's own exception": raised(lambda: train(model=Breaks(), engine=pg.Local(workers=2)), pg.WorkerError),
+    "A worker's own exception": raised(lambda: train(model=Breaks(), engine=pg.Local(workers=1)), pg.WorkerError),
     "Training diverges": raised(
         lambda: train(optimizer="sgd:lr=1e38", loss="mse", data=(rows()[0], rows()[0][:, :2])), pg.Diverged
     ),

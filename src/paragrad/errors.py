@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from signal import SIGINT
 from typing import Any
 
 
 class ParagradError(Exception):
     """Every error that paragrad raises on purpose."""
+
+
+class ParagradWarning(UserWarning):
+    """Something in a run that the user must not miss; every warning that paragrad gives through ``warnings`` is one."""
 
 
 class UsageError(ParagradError, ValueError):
@@ -36,11 +41,12 @@ class Diverged(ParagradError, ArithmeticError):
 
 
 class Interrupted(ParagradError, KeyboardInterrupt):
-    """The run was stopped by Ctrl-C or SIGTERM after a checkpoint; ``directory`` can be resumed."""
+    """The run was stopped by Ctrl-C or SIGTERM after a checkpoint; ``directory`` can be resumed, ``signal`` is its number."""
 
-    def __init__(self, message: str, directory: str) -> None:
+    def __init__(self, message: str, directory: str, signal: int = SIGINT) -> None:
         super().__init__(message)
         self.directory = directory
+        self.signal = signal
 
 
 class NotWritten(ParagradError):
@@ -56,10 +62,15 @@ class NotReplayed(ParagradError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """An unknown name, with the near match and the list of what there is."""
+    """Return the error for an unknown name, with the nearest known name and all that are available."""
     names = sorted(known)
     near = get_close_matches(name.lower(), [n.lower() for n in names], n=len(names) or 1)
     near.sort(key=lambda n: n[:1] != name[:1].lower())  # a typing error is seldom in the first letter
     match = next((n for n in names if near and n.lower() == near[0]), None)
     hint = f" Did you mean {match!r}?" if match else ""
-    return UsageError(f"Unknown {kind} {name!r}.{hint} There is: {', '.join(names)}.")
+    return UsageError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")
+
+
+def counted(count: int, what: str) -> str:
+    """A number and its noun: 1 worker, 2 workers, 1 mini-batch, 2 mini-batches."""
+    return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith(("tch", "ss", "x")) else "s")

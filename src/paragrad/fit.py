@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from paragrad.center import Center
 from paragrad.codecs.codec import Codec
+from paragrad.config import keywords
+from paragrad.core.center import Center
 from paragrad.data import load
 from paragrad.data.source import Arrays, Weighted, target_of
+from paragrad.engines.engine import Engine
 from paragrad.errors import UsageError
 from paragrad.learners import kerasmodel
 from paragrad.learners.keras import KerasLearner, parts
 from paragrad.learners.kerascopy import Rate, followed
 from paragrad.run import Run
 from paragrad.schemes.scheme import Scheme
-from paragrad.train import Engine, train
+from paragrad.train import train
 from paragrad.types import Event
 
 LOOKED_AT = 2_048
@@ -28,6 +31,7 @@ LOOKED_AT = 2_048
 BY_BATCH = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
+@keywords.guarded(keywords.FIT, "Give the model, x and y; everything else by its keyword.")
 def fit(
     model: Any,
     x: Any,
@@ -43,21 +47,25 @@ def fit(
     class_weight: Mapping[int, float] | None = None,
     sample_weight: Any = None,
     validation_batch_size: int | None = None,
-    scheme: Scheme | None = None,
-    engine: Engine | None = None,
-    codec: Codec | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    initial_epoch: int = 0,
+    scheme: Scheme | str = "syncsgd",
+    engine: Engine | str = "local",
+    codec: Codec | str | None = None,
     seed: int = 0,
-    run: Run | None = None,
+    run: Run | str | Path | None = None,
 ) -> Any:
     """Train a compiled Keras model in place, as ``model.fit`` does, and return its ``History``.
 
     x, y              arrays, or lists or dicts of them for several inputs and outputs
     batch_size        rows in one worker's mini-batch
-    verbose           0: nothing; 1 or "auto": a bar; 2: a line an epoch
+    verbose           0: nothing; 1 or "auto": notes and a bar; 2: notes and a line for each epoch
     callbacks         Keras callbacks, called at the beginning and end of the training and of each epoch; the model
                       holds the center's weights then
     validation_split  the share of rows, the last ones, to validate on; or ``validation_data``: (x, y) or (x, y, weights)
     class_weight      a weight for each class; or ``sample_weight``: one for each row
+    validation_freq   validate after every so many epochs, or after those in a list, counted from 1
+    initial_epoch     the number of the first epoch, counted from 0: ``epochs - initial_epoch`` are trained
     scheme, engine, codec, seed, run    as of ``pg.train``
 
     Of the logs, ``loss`` is the workers' mean over the epoch; metrics are the center's at its end, on up to 2,048 rows;
@@ -67,13 +75,37 @@ def fit(
     keras = kerasmodel.library()
     if not shuffle:
         raise UsageError("shuffle=False, but workers take their mini-batches from one permutation of the rows: leave it out.")
+    if isinstance(validation_freq, int) and validation_freq < 1:
+        raise UsageError(f"validation_freq={validation_freq}, but it is a number of epochs: 1 or more.")
+    if not 0 <= initial_epoch < epochs:
+        raise UsageError(
+            f"initial_epoch={initial_epoch} and epochs={epochs}, but epochs is the number of the last one: initial_epoch is 0 "
+            "or more, and below it."
+        )
     rows, held = _rows(x, y, class_weight, sample_weight, validation_split, validation_data)
     with torch.no_grad():
         KerasLearner.build_on(model, rows.batch(np.arange(min(2, len(rows)), dtype=np.int64)))
     listed = _callbacks(keras, model, callbacks, verbose, epochs, -(-len(rows) // batch_size))
-    run = run or Run()
+    run = Run.of(run)
+    if run.stop.looks or run.keep == "best" or run.validate_every not in ("epoch", None):
+        raise UsageError(
+            "pg.fit validates at the end of every epoch, and Keras's callbacks decide by that: instead of pg.Run(stop=..., "
+            "keep=..., validate_every=...), give callbacks=[keras.callbacks.EarlyStopping(patience=3, "
+            "restore_best_weights=True)]."
+        )
+    told = () if verbose == 0 else (_tell_note,)
     with followed(model) as (copy, rate):
-        watch = _Epochs(model, listed, rate, rows, held, validation_batch_size or batch_size, epochs)
+        watch = _Epochs(
+            model,
+            listed,
+            rate,
+            rows,
+            held,
+            batch_size=validation_batch_size or batch_size,
+            epochs=epochs - initial_epoch,
+            first=initial_epoch,
+            validation_freq=validation_freq,
+        )
         watch.begin()
         result = train(
             copy,
@@ -82,20 +114,37 @@ def fit(
             scheme=scheme,
             engine=engine,
             codec=codec,
-            epochs=epochs,
+            epochs=epochs - initial_epoch,
             batch_size=batch_size,
             seed=seed,
-            run=replace(run, callbacks=(*run.callbacks, watch), validate_every=None),
+            run=replace(run, callbacks=(*told, *run.callbacks, watch), validate_every=None),
+            verbose=0,
         )
         watch.end(result.model)
     return model.history
+
+
+def _tell_note(event: Event) -> None:
+    """Print a note of the run; Keras shows the progress itself."""
+    if event.kind == "note":
+        print(event.data["message"])
 
 
 class _Epochs:
     """Sees the commits go by; at the end of an epoch the model is brought to the center, and Keras's callbacks are called."""
 
     def __init__(
-        self, model: Any, callbacks: Any, rate: Rate | None, rows: Arrays, held: Arrays | None, batch_size: int, epochs: int
+        self,
+        model: Any,
+        callbacks: Any,
+        rate: Rate | None,
+        rows: Arrays,
+        held: Arrays | None,
+        *,
+        batch_size: int,
+        epochs: int,
+        first: int,
+        validation_freq: int | Sequence[int],
     ) -> None:
         self._model = model
         self._callbacks = callbacks
@@ -106,6 +155,8 @@ class _Epochs:
         self._held = held
         self._batch_size = batch_size
         self._epochs = epochs
+        self._first = first
+        self._validation_freq = validation_freq
         self._center: Center | None = None
         self._used = 0
         self._epoch = 0
@@ -140,25 +191,29 @@ class _Epochs:
 
     def _begin_epoch(self) -> None:
         if self._epoch < self._epochs:
-            self._callbacks.on_epoch_begin(self._epoch)
+            self._callbacks.on_epoch_begin(self._first + self._epoch)
             self._tell_rate()
 
     def _end_epoch(self) -> None:
         assert self._center is not None
-        state = self._center.state
-        kerasmodel.fill(self._model, self._center.whole(), state.buffers, state.integers)
+        kerasmodel.fill(self._model, *self._center.model().values())
         self._logs = {"loss": self._total[0] / self._total[1] if self._total[1] else math.nan}
         self._total = [0.0, 0.0]
         if self._looked is not None:
             self._logs |= {name: value for name, value in self._evaluated(self._looked).items() if name not in self._logs}
-        if self._held is not None:
+        if self._held is not None and self._validates(self._first + self._epoch + 1):
             self._logs |= {f"val_{name}": value for name, value in self._evaluated(self._held).items()}
-        self._callbacks.on_epoch_end(self._epoch, self._logs)
+        self._callbacks.on_epoch_end(self._first + self._epoch, self._logs)
         self._tell_rate()
         self._epoch += 1
         self._stopped = bool(self._model.stop_training)
         if not self._stopped:
             self._begin_epoch()
+
+    def _validates(self, epoch: int) -> bool:
+        """Whether the epoch of this number, counted from 1, is followed by a validation."""
+        freq = self._validation_freq
+        return epoch % freq == 0 if isinstance(freq, int) else epoch in freq
 
     def _tell_rate(self) -> None:
         """A callback may have changed the learning rate."""
@@ -252,7 +307,7 @@ def _rows(
 
 
 def _arrays(x: Any, y: Any, weight: Any, what: str) -> Arrays:
-    found = load.split((x, y) if weight is None else Weighted((x, y), weight), scaled=False).train
+    found = load.split((x, y) if weight is None else Weighted((x, y), weight), keras=True).train
     if not isinstance(found, Arrays):
         raise UsageError(f"{what} must be arrays, but is a {type(x).__name__}: use pg.train for a Dataset.")
     return found

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+from paragrad.config.options import parse_fields
 from paragrad.errors import UsageError, unknown
-from paragrad.options import parse_fields
+from paragrad.rundir.grid import unit_of
 from paragrad.types import Event
 
 
@@ -25,26 +26,26 @@ Callback: TypeAlias = Callable[[Event], bool | None]
 
 
 LABEL, DIRICHLET = "label", "dirichlet"
-SHARDS = ("auto", "dealt", "stolen", LABEL, DIRICHLET)
+PARTITIONS = ("auto", "dealt", "stolen", LABEL, DIRICHLET)
 """How rows are shared out among the workers."""
 ALPHA = 0.5
 
 
-def shards_of(text: str) -> tuple[str, dict[str, Any]]:
-    """What ``Run.shards`` asks for, and its fields; raises where that cannot be."""
+def partition_of(text: str) -> tuple[str, dict[str, Any]]:
+    """What ``Run.partition`` asks for, and its fields; raises where that cannot be."""
     if not isinstance(text, str):
-        raise UsageError(f"shards={text!r}, but it is one of {', '.join(SHARDS)}, as text.")
+        raise UsageError(f"partition={text!r}, but it is one of {', '.join(PARTITIONS)}, as text.")
     name, fields = parse_fields(text)
-    if name not in SHARDS:
-        raise unknown("shards", name, SHARDS)
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
     known = ["alpha"] if name == DIRICHLET else []
     for key in fields:
         if key not in known:
-            raise unknown(f"field of shards {name!r}:", key, known)
+            raise unknown(f"field of partition {name!r}:", key, known)
     if name == DIRICHLET:
         alpha = fields.setdefault("alpha", ALPHA)
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
-            raise UsageError(f"alpha={alpha} in shards={text!r}, but it is a number above 0.")
+            raise UsageError(f"alpha={alpha} in partition={text!r}, but it is a number above 0.")
     return name, fields
 
 
@@ -83,9 +84,13 @@ class Run:
     """Go on from the newest sound checkpoint in ``out``; ``auto`` begins anew where there is none."""
     checkpoint_every: float | None = 60.0
     """Seconds between checkpoints; None writes one only at the end, on a signal, and when the run is stopped."""
-    validate_every: float | None = 5.0
-    """Seconds between validations of the center; None validates only at the end."""
-    shards: str = "auto"
+    validate_every: str | int | None = "epoch"
+    """When the center is validated: ``"epoch"`` at the start and at the end of each epoch (in epochs of 100,000 rows and
+    more up to ten times on the way), ``"5s"`` every 5 seconds, 200 every 200 updates of the center; None: only at the end."""
+    keep: Literal["best", "last"] | None = None
+    """Which weights are the result: those of the validation with the lowest loss, or those after the last update; None: the
+    best where ``stop.patience`` is set, else the last."""
+    partition: str = "auto"
     """Whether batches are ``dealt`` to workers beforehand or ``stolen``, taken by whoever is ready; auto: dealt where
     workers wait for each other, stolen where they do not, or where late work is dropped and done again. ``label``: dealt,
     each worker with rows of its own, sorted by label, the worst case of data that are not alike; ``dirichlet:alpha=0.5``:
@@ -98,12 +103,22 @@ class Run:
     spelled: Mapping[str, Any] = field(default_factory=dict)
     """How the command line spelled data, model and loss, so that run.toml can repeat the run."""
 
+    @classmethod
+    def of(cls, given: Run | str | Path | None) -> Run:
+        """A run from itself or from the path of its directory; None: one with all defaults."""
+        if isinstance(given, cls):
+            return given
+        if given is None or isinstance(given, str | Path):
+            return cls(out=given)
+        raise UsageError(f"run={given!r} is neither a pg.Run, such as pg.Run(out='runs/x'), nor the path of a run directory.")
+
     def __post_init__(self) -> None:
-        for name in ("checkpoint_every", "validate_every"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name}={value}, but it is a number of seconds above 0.")
-        shards_of(self.shards)
+        if self.checkpoint_every is not None and self.checkpoint_every <= 0:
+            raise UsageError(f"checkpoint_every={self.checkpoint_every}, but it is a number of seconds above 0.")
+        looks = unit_of(self.validate_every) is not None
+        if self.keep not in (None, "best", "last"):
+            raise UsageError(f"keep={self.keep!r}, but it is 'best' or 'last' (none: best where there is a patience).")
+        partition_of(self.partition)
         if not isinstance(self.stop, Stop):
             raise UsageError(
                 f"stop={self.stop!r} is no pg.Stop, such as pg.Stop(seconds=600). What a function decides is a callback: one "
@@ -111,3 +126,11 @@ class Run:
             )
         if not isinstance(self.callbacks, tuple | list) or not all(map(callable, self.callbacks)):
             raise UsageError(f"callbacks={self.callbacks!r}, but it is a tuple of functions, also where there is one: (f,).")
+        if not looks and (self.stop.looks or self.keep == "best"):
+            needs = "keep='best'" if self.keep == "best" else "A target or patience"
+            raise UsageError(f"{needs} needs validations on the way, but validate_every is None: give 'epoch', '5s' or 200.")
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best weights are the result."""
+        return self.keep == "best" or (self.keep is None and self.stop.patience is not None)

@@ -3,85 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import platform
-import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from paragrad import __version__, options, toys
-from paragrad.card import card_of, transforms_of
-from paragrad.center import Center, check_quorum
-from paragrad.checkpoint import Checkpoint
-from paragrad.cluster import to_config
 from paragrad.codecs.codec import Codec
+from paragrad.config import keywords, options
+from paragrad.core.rounds import check_quorum
 from paragrad.data import load
+from paragrad.data.partition import PartitionedPlan
 from paragrad.data.plan import Plan
-from paragrad.data.shards import ShardPlan, sharded
-from paragrad.data.source import plan_of
-from paragrad.data.stream import Streamed
-from paragrad.directory import RunDirectory
-from paragrad.engines.local import Local
-from paragrad.engines.signals import Signals
-from paragrad.errors import Interrupted, NotWritten, ParagradError, UsageError
-from paragrad.factories import learner_factory
-from paragrad.job import Job
-from paragrad.learners import kerasmodel
+from paragrad.data.source import ReportHere, Reporting
+from paragrad.engines.engine import Engine, Recalls
+from paragrad.engines.process.signals import Signals
+from paragrad.errors import Interrupted, NotWritten, ParagradError, UsageError, counted
+from paragrad.evaluation.card import card_of, transforms_of
+from paragrad.evaluation.figures import MetricsLike, positive_in
+from paragrad.jobs import named
+from paragrad.jobs.build import EVALUATION_BATCH, build_job, read_rows
+from paragrad.jobs.rehearsal import check_fit, rehearse
+from paragrad.jobs.settings import describe_optimizer, outlook, paths_of, settings_of
+from paragrad.learners.criterion import Loss
+from paragrad.learners.flattened import Flattened
 from paragrad.learners.keras import KerasLearner
-from paragrad.learners.kerasoptimizer import KerasCenter
-from paragrad.learners.learner import Learner
-from paragrad.learners.torch import Loss, Metric, TorchLearner, call, split
-from paragrad.models import is_keras
-from paragrad.optim.choice import SETTINGS, Optimizer, spelling
+from paragrad.learners.learner import Learner, Reports
+from paragrad.learners.torch import TorchLearner
+from paragrad.models import toys
+from paragrad.models.builtin import is_keras
+from paragrad.optim.choice import SETTINGS
 from paragrad.optim.optimizer import OptimizerLike
 from paragrad.result import Result
 from paragrad.run import Run
-from paragrad.schemes.agn import AGN
+from paragrad.rundir.directory import RunDirectory
+from paragrad.rundir.notices import Notices, Verbose
+from paragrad.rundir.outcome import bring_to_result, summarise, traffic, trained
+from paragrad.rundir.session import Session
 from paragrad.schemes.scheme import Scheme
-from paragrad.session import Session
+from paragrad.schemes.traits import name_of
 from paragrad.types import Vector
 
-EVALUATION_BATCH = 512
 PLAIN = ("optimizer='sgd:lr=...'", "keras.optimizers.SGD(learning_rate=...)")
 """How a user asks for plain SGD, of torch and of Keras."""
 OF_THE_MACHINE = ("wall_seconds", "samples_per_second")
 """What the summary of a simulated run says of the real time that it took."""
 
 
-class Engine(Protocol):
-    """Where workers run."""
-
-    @property
-    def workers(self) -> int:
-        """How many."""
-
-    def threads_for(self, learner: Learner) -> int:
-        """Threads that a worker's model computes with."""
-
-    def prepare(self) -> None:
-        """Begin to start what takes time."""
-
-    def check(self, job: Job, learner: Learner) -> None:
-        """Raise where it cannot do what the job asks for; nothing has been written yet."""
-
-    def run(self, job: Job, session: Session, learner: Learner) -> Center:
-        """Train; return the center as it is in the end."""
-
-
-@runtime_checkable
-class Recalls(Protocol):
-    """An engine whose center leaves its state in memory when it is killed."""
-
-    def recall(self, directory: Path) -> Checkpoint | None:
-        """What it has left in this run directory."""
-
-
+@keywords.guarded(keywords.TRAIN, "Give the model and the data, arrays as one pair: pg.train(model, (x, y)).")
 def train(
     model: nn.Module | Callable[[], Learner],
     data: Any,
@@ -89,15 +62,16 @@ def train(
     validation: Any = None,
     holdout: float | None = None,
     loss: Loss | str | None = None,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: MetricsLike | None = None,
     optimizer: OptimizerLike | None = None,
-    scheme: Scheme | None = None,
-    engine: Engine | None = None,
-    codec: Codec | None = None,
+    scheme: Scheme | str = "syncsgd",
+    engine: Engine | str = "local",
+    codec: Codec | str | None = None,
     epochs: int = 1,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     seed: int = 0,
-    run: Run | None = None,
+    run: Run | str | Path | None = None,
+    verbose: Verbose = "auto",
 ) -> Result:
     """Train a model with several workers.
 
@@ -107,57 +81,72 @@ def train(
                 polars frame; files (.csv, .parquet, .h5, .root, .npy) by path, glob, directory or list, and ``pg.Table`` to
                 say which columns are what; ``pg.Weighted`` for rows with weights, ``pg.Generated`` for a generator,
                 ``pg.Streamed`` for rows that you read yourself, piece by piece; ``"digits"``; the path of an .npz with x_train,
-                y_train and perhaps x_test, y_test; ``"noise"`` for a toy problem, such as ``paragrad.toys.Beale()``
+                y_train and perhaps x_test, y_test; ``"noise"`` for a toy problem, such as ``paragrad.models.toys.Beale()``
     validation  like ``data``; or ``holdout``: a share of the rows to keep for it
     loss        a callable (output, target) -> one number, or a name; by default from the kind of target
-    metrics     further callables (output, target) -> number, by name
+    metrics     further figures of the validation rows: a list of names ("auc", "f1:positive=signal", "mae") and functions, or
+                functions (output, target) -> number of all rows by name; or metrics with ``reset``, ``update`` and ``compute``
     optimizer   a name (``"adam:lr=0.001"``), a factory that takes parameters, or one that takes the ``model``; with a
                 learning-rate schedule or gradient clipping: ``pg.Optimizer("adam", schedule="cosine", clip_norm=1.0)``
-    scheme      how the workers cooperate, e.g. ``pg.AGN(window=15)``
-    engine      where they run, e.g. ``pg.Local(workers=4)``
-    codec       how commits are made shorter, e.g. ``pg.TopK(0.01)``; what that leaves out goes into a worker's next commit
-    batch_size  rows in one worker's mini-batch
-    run         where the run is written, checkpoints, validation, when to stop: ``pg.Run(...)``
+    scheme      how the workers cooperate, e.g. ``pg.AGN(window=15)`` or ``"agn:window=15"``
+    engine      where they run, e.g. ``pg.Local(workers=4)`` or ``"local:workers=4"``
+    codec       how commits are made shorter, e.g. ``pg.TopK(0.01)`` or ``"topk:share=0.01"``; a worker's next commit holds what
+                this one leaves out
+    batch_size  rows in one worker's mini-batch; by default that of a DataLoader, else 32
+    verbose     "auto": progress and notes are shown, live in a terminal, as plain lines elsewhere; 1: always as plain lines; 0:
+                nothing. Warnings are ``pg.ParagradWarning``, and the log is ``logging.getLogger("paragrad")``
+    run         the run directory; or ``pg.Run(...)``: also checkpoints, validation, when to stop
     """
-    scheme, engine, run = scheme or AGN(), engine or Local(), run or Run()
-    if not isinstance(scheme, Scheme):
-        raise UsageError(f"scheme={scheme!r} is not a scheme; give an object such as pg.AGN(window=15).")
-    if codec is not None and not isinstance(codec, Codec):
-        raise UsageError(f"codec={codec!r} is not a codec; give an object such as pg.TopK(0.01).")
+    scheme, engine, codec = named.scheme(scheme), named.engine(engine), named.codec(codec)
+    run = Run.of(run)
+    notices = Notices(run, verbose)
+    run = replace(run, callbacks=(notices, *run.callbacks))
     engine.prepare()
-    toy = model if isinstance(model, toys.Toy) else None
-    loss = toys.LOSS if toy is not None and loss is None else loss
-    width = toy.size if toy is not None else None
-    # Keras has a meaning of its own for weights: they are left as they are.
-    parts = load.split(data, validation, holdout, seed, width=width, scaled=not is_keras(model))
-    plan = plan_of(parts.train, batch_size=batch_size, epochs=epochs, seed=seed)
-    if engine.workers > plan.batches:
-        raise UsageError(
-            f"{engine.workers} workers, but an epoch of {plan.rows:,} rows has only {plan.batches} mini-batches of "
-            f"{batch_size}. Use at most {plan.batches} workers or a smaller batch_size."
-        )
-    plan = sharded(plan, parts.train, run.shards, engine.workers)
-    notes = list(parts.notes)
+    loss = toys.LOSS if isinstance(model, toys.Toy) and loss is None else loss
     if optimizer is None and not is_keras(model):
         optimizer = "adam"
-    make_learner = learner_factory(model, loss, optimizer, metrics, parts, scheme, notes)
-    job = Job(scheme, make_learner, parts.train, parts.validation, plan, EVALUATION_BATCH, distances=run.distances, codec=codec)
-    learner = make_learner("cpu")
+    with notices.reads():
+        parts = read_rows(model, data, validation=validation, holdout=holdout, seed=seed, loss=loss)
+    notes = list(parts.notes)
+    job = build_job(
+        model,
+        parts,
+        scheme=scheme,
+        codec=codec,
+        loss=loss,
+        optimizer=optimizer,
+        metrics=metrics,
+        workers=engine.workers,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        partition=run.partition,
+        distances=run.distances,
+        notes=notes,
+    )
+    plan, learner = job.plan, job.make_learner("cpu")
     job.check(learner)
     check_quorum(scheme, engine.workers)
     engine.check(job, learner)
     if isinstance(learner, TorchLearner) and isinstance(model, nn.Module):
-        _check_fit(learner, parts)
+        check_fit(learner, parts)
     if isinstance(learner, TorchLearner | KerasLearner) and scheme.plain_sgd and not learner.is_plain_sgd:
+        chosen = describe_optimizer(optimizer, model)
         raise UsageError(
-            f"{type(scheme).__name__} is an equation of plain SGD, but the optimiser is {_described(optimizer, model)}: use "
+            f"{type(scheme).__name__} is an equation of plain SGD, but the optimiser is {chosen}: use "
             f"{PLAIN[isinstance(learner, KerasLearner)]} without momentum, weight decay and clipping."
         )
     if isinstance(learner, KerasLearner):
         job.center_optimizer(learner)  # raises where this model has none that could step at the center
-    if run.stop.looks and parts.validation is None:
-        raise UsageError("A target or patience needs validation rows: give validation= or holdout=.")
+    if (run.stop.looks or run.keep == "best") and parts.validation is None:
+        needs = "keep='best'" if run.keep == "best" else "A target or patience"
+        raise UsageError(f"{needs} needs validation rows: give validation= or holdout=.")
+    axis = 1
+    if isinstance(learner, TorchLearner | KerasLearner) and isinstance(model, nn.Module):
+        axis = rehearse(learner, parts, EVALUATION_BATCH)
 
+    known = [*parts.warnings, *scheme.warnings(outlook(plan, engine.workers, optimizer, model))]
+    notices.before(known)
     identity = {
         "scheme": options.describe(scheme),
         "workers": engine.workers,
@@ -165,26 +154,41 @@ def train(
         "batch_size": plan.batch_size,
         "seed": plan.seed,
         "parameters": learner.weights.numel(),
+        "buffers": learner.buffers.numel(),
         "data": load.fingerprint(parts.train),
-        **({"shards": run.shards} if isinstance(plan, ShardPlan) else {}),
+        **({"partition": run.partition} if isinstance(plan, PartitionedPlan) else {}),
         "codec": None if codec is None else options.describe(codec),
     }
-    directory = RunDirectory.open(run, scheme.name)
+    directory = RunDirectory.open(run, name_of(scheme))
     left = engine.recall(directory.path) if run.resume and isinstance(engine, Recalls) else None
     resumed = directory.checkpoint(identity, notes, left) if run.resume else None
-    spelled = str(data) if isinstance(data, str | Path) else parts.name
-    config = _config(run, spelled, parts, model, loss, optimizer, scheme, engine, codec, plan, holdout)
+    if resumed is not None and (done := resumed.numbers["tally"]["samples"] // plan.rows) >= epochs:
+        notes.append(
+            f"The run has {counted(done, 'epoch')} behind it, and epochs={epochs}: nothing is left to train. Give epochs above "
+            f"{done} to go on."
+        )
+    spelled = {"data": str(data) if isinstance(data, str | Path) else parts.name, "validation": paths_of(validation)}
+    config = settings_of(run, spelled, parts, model, loss, metrics, optimizer, scheme, engine, codec, plan, holdout)
     directory.write_config(config)
-    card = card_of(model, getattr(learner, "loss", None), parts)
+    card = card_of(model, getattr(learner, "loss", None), parts, axis, positive_in(getattr(learner, "metrics", {})))
     fitted = transforms_of(parts)
+    if fitted is not None and card.head == "numbers" and fitted.changes(card.label):
+        notes.append(
+            f"The label {card.label!r} is transformed: loss and metrics of your own are in its new units; predictions "
+            "and the errors of pg.load and paragrad evaluate are in those of the data."
+        )
     directory.write_model_facts(card.to_json(), None if fitted is None else fitted.to_json())
     facts = _facts(scheme, engine, codec, plan, learner)
-    session = Session(directory.path, run, plan, identity=identity)
+    held = 0 if parts.validation is None else len(parts.validation)
+    session = Session(directory.path, run, plan, identity=identity, held=held)
     session.resumed, session.anew = resumed, directory.used and resumed is None
     session.settings = config
+    session.checkpoints.names = learner.layout if isinstance(learner, Flattened) else {}
     for source in (parts.train, parts.validation):
-        if isinstance(source, Streamed):
-            source.report = lambda message: session.emit("warning", message=message)
+        if isinstance(source, Reporting):
+            source.report = ReportHere(lambda message: session.emit("warning", message=message))
+    if isinstance(learner, Reports):
+        learner.report = cache(lambda message: session.emit("warning", message=message))
     try:
         with Signals(session):
             session.say("directory", path=str(directory.path))
@@ -198,7 +202,7 @@ def train(
                 weights=digest(learner.weights),
                 loss=config.get("loss"),
                 **{key: config[key] for key in SETTINGS if key in config},
-                shards=run.shards,
+                partition=run.partition,
                 distances=run.distances,
                 overlap=scheme.overlap,
                 torch=torch.__version__,
@@ -206,12 +210,12 @@ def train(
             )
             for note in notes:
                 session.emit("note", message=note)
-            for warning in scheme.warnings(engine.workers):
+            for warning in known:
                 session.emit("warning", message=warning)
             try:
                 center = engine.run(job, session, learner)
             except Exception as error:
-                session.end()
+                session.time.end()
                 # What nobody foresaw may have broken more than itself: that must not hide it.
                 foreseen = isinstance(error, ParagradError)
                 with contextlib.nullcontext() if foreseen else contextlib.suppress(Exception):
@@ -223,11 +227,13 @@ def train(
             if stopped == "interrupted":
                 session.emit("end", reason="interrupted")
                 raise Interrupted(
-                    f"The run was stopped at update {center.clock}{_how_to_go_on(session, engine)}", str(directory.path)
+                    f"The run was stopped at update {center.clock}{_how_to_go_on(session, engine)}",
+                    str(directory.path),
+                    session.interrupted_by,
                 )
+            found, kept = bring_to_result(session, learner, parts.validation, EVALUATION_BATCH)
             final = trained(model, learner, center)
-            found = _final_validation(session, learner, parts, center)
-            summary = _summary(facts, session, found) | _traffic(job, session, learner)
+            summary = summarise(facts, session, found, kept) | traffic(job, session, learner)
             result = Result(
                 model=final,
                 directory=directory.path,
@@ -247,20 +253,20 @@ def train(
                     result,
                 ) from error
             # The record of a simulated run holds nothing of the machine that it ran on, so that it repeats to the byte.
-            real = OF_THE_MACHINE if session.virtual else ()
+            real = OF_THE_MACHINE if session.time.virtual else ()
             session.emit("end", reason=result.stopped, summary={k: v for k, v in summary.items() if k not in real})
     except Interrupted:
         raise
     except KeyboardInterrupt:  # a second one: nothing more is waited for, nor written
-        session.end()
+        session.time.end()
         session.emit("end", reason="ended at once")
-        raise Interrupted(f"The run was ended at once{_how_to_go_on(session, engine)}", str(directory.path)) from None
+        raise Interrupted(
+            f"The run was ended at once{_how_to_go_on(session, engine)}", str(directory.path), session.interrupted_by
+        ) from None
     finally:
+        notices.close()
         session.close()
     return result
-
-
-# -- before ---------------------------------------------------------------------------------------------------------
 
 
 def digest(weights: Vector) -> str:
@@ -268,78 +274,21 @@ def digest(weights: Vector) -> str:
     return f"{zlib.crc32(weights.detach().numpy().tobytes()):08x}"
 
 
-def _check_fit(learner: TorchLearner, parts: load.Split) -> None:
-    """Try two rows before any process is started: a model that does not fit its data fails here, in the caller."""
-    rows = np.arange(min(2, len(parts.train)), dtype=np.int64)
-    inputs, _ = split(parts.train.batch(rows))
-    learner.module.eval()
-    try:
-        with torch.no_grad():
-            output = call(learner.module, inputs)
-    except UsageError:
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"The model does not take these rows: {type(error).__name__}: {error}") from error
-    finally:
-        learner.module.train()
-    if isinstance(output, torch.Tensor) and output.ndim == 2 and isinstance(learner.loss, nn.CrossEntropyLoss | nn.NLLLoss):
-        for source in (parts.train, parts.validation):
-            if source is not None:
-                load.check_labels(source, output.shape[1])
-
-
-def _config(
-    run: Run,
-    data: str,
-    parts: load.Split,
-    model: Any,
-    loss: Any,
-    optimizer: Any,
-    scheme: Scheme,
-    engine: Engine,
-    codec: Codec | None,
-    plan: Plan,
-    holdout: float | None,
-) -> dict[str, Any]:
-    spelled, cluster = run.spelled, getattr(engine, "cluster", None)
-    table = None if parts.opened is None else parts.opened.table.config()
-    config: dict[str, Any] = {
-        "data": spelled.get("data", data),
-        **(table or {}),
-        "model": spelled.get("model", model.spelled() if isinstance(model, toys.Toy) else f"python:{type(model).__name__}"),
-        "loss": spelled.get("loss", spelling(loss)),
-        **_settings(optimizer, model),
-        "scheme": options.describe(scheme),
-        "engine": options.describe(engine),
-        "codec": None if codec is None else options.describe(codec),
-        "cluster": None if cluster is None else to_config(cluster),
-        "epochs": plan.epochs,
-        "batch_size": plan.batch_size,
-        "seed": plan.seed,
-        "shards": run.shards,
-        "distances": run.distances or None,
-        "holdout": holdout,
-        "checkpoint_every": run.checkpoint_every,
-        "validate_every": run.validate_every,
-        "max_seconds": run.stop.seconds,
-        "target_accuracy": run.stop.accuracy,
-        "target_loss": run.stop.loss,
-        "patience": run.stop.patience,
-    }
-    meant = ("checkpoint_every", "validate_every")  # None is a choice here, and not the default
-    return {key: value for key, value in config.items() if value is not None or key in meant}
-
-
-def _settings(optimizer: OptimizerLike | None, model: Any) -> dict[str, Any]:
-    """What a run.toml says of the optimiser; a Keras model has its own."""
-    return {} if optimizer is None and is_keras(model) else Optimizer.of(optimizer).spelled()
-
-
-def _described(optimizer: OptimizerLike | None, model: Any) -> str:
-    if optimizer is None and is_keras(model):
-        return type(model.optimizer).__name__
-    said = {key: value for key, value in Optimizer.of(optimizer).spelled().items() if value is not None}
-    return ", ".join(str(value) if key == "optimizer" else f"{key}={value}" for key, value in said.items())
+def _how_to_go_on(session: Session, engine: Engine) -> str:
+    """The rest of a sentence about where a run ended: what is kept of it, and what goes on from there."""
+    out, recalls = session.directory, isinstance(engine, Recalls)
+    if session.saved == session.clock:
+        kept = " and has a checkpoint"
+    elif recalls:
+        kept = "; what it came to is in the memory of this machine"
+    elif session.saved is None:
+        return ", and there is no checkpoint of it."
+    else:
+        kept = f"; its last checkpoint is that of update {session.saved}"
+    ways = [] if session.run.spelled else [f"call pg.train again with run=pg.Run(out={str(out)!r}, resume=True)"]
+    if not any(str(value).startswith("python:") for value in session.settings.values()):
+        ways.append(f"paragrad {'serve' if recalls else 'train'} --resume {out}")
+    return f"{kept}. To go on: {', or: '.join(ways)}"
 
 
 def _facts(scheme: Scheme, engine: Engine, codec: Codec | None, plan: Plan, learner: Learner) -> dict[str, Any]:
@@ -353,87 +302,4 @@ def _facts(scheme: Scheme, engine: Engine, codec: Codec | None, plan: Plan, lear
         "batch_size": plan.batch_size,
         "parameters": learner.weights.numel(),
         "seed": plan.seed,
-    }
-
-
-# -- after ----------------------------------------------------------------------------------------------------------
-
-
-def trained(model: Any, learner: Learner, center: Center) -> Any:
-    """Bring the learner to the center; returns the model as the user gave it, trained, or the user's own learner."""
-    learner.weights.copy_(center.value)
-    learner.buffers.copy_(center.state.buffers)
-    learner.integers.copy_(center.state.integers)
-    learner.spread()
-    if isinstance(learner, KerasLearner) and is_keras(model):
-        if isinstance(center.optimizer, KerasCenter):
-            learner.load(center.optimizer.state())
-        return learner.copy(kerasmodel.device_of(model))
-    if not isinstance(learner, TorchLearner) or not isinstance(model, nn.Module):
-        return learner
-    result = copy.deepcopy(model)
-    result.load_state_dict(learner.module.state_dict())
-    return result
-
-
-def _how_to_go_on(session: Session, engine: Engine) -> str:
-    """The rest of a sentence about where a run ended: what is kept of it, and the command that goes on from there."""
-    out, recalls = session.directory, isinstance(engine, Recalls)
-    if session.saved == session.clock:
-        kept = " and has a checkpoint"
-    elif recalls:
-        kept = "; what it came to is in the memory of this machine"
-    elif session.saved is None:
-        return ", and there is no checkpoint of it."
-    else:
-        kept = f"; its last checkpoint is that of update {session.saved}"
-    command = "serve" if recalls else "train"
-    return f"{kept}. Go on with pg.Run(out={str(out)!r}, resume=True), or: paragrad {command} --resume {out}"
-
-
-def _final_validation(session: Session, learner: Learner, parts: load.Split, center: Center) -> dict[str, float]:
-    if parts.validation is None:
-        return {}
-    began = time.monotonic()
-    found = learner.evaluate(parts.validation, EVALUATION_BATCH)
-    session.validated(found, center.clock, time.monotonic() - began, last=True)
-    return found
-
-
-def _traffic(job: Job, session: Session, learner: Learner) -> dict[str, Any]:
-    """Bytes of the vectors that workers sent, those of buffers left aside; and how many times as many they would be plain."""
-    tally, scheme = session.tally, job.scheme
-    sent = tally.commits + tally.refused + tally.dropped
-    vectors = 0 if scheme.aliased else 1 + len(scheme.sends)
-    plain = sent * vectors * learner.weights.numel() * learner.weights.element_size() // scheme.parts
-    if job.codec is None:
-        return {"bytes_sent": plain}
-    return {"bytes_sent": tally.bytes, "plain_over_sent": round(plain / tally.bytes, 2) if tally.bytes else None}
-
-
-def _summary(facts: dict[str, Any], session: Session, found: dict[str, float]) -> dict[str, Any]:
-    tally = session.tally
-    return {
-        **facts,
-        "steps": tally.steps,
-        "commits": tally.commits,
-        "samples": tally.samples,
-        "seconds": round(session.seconds, 4),
-        "samples_per_second": round(session.rate, 2),
-        "train_loss": tally.train_loss,
-        "test_loss": found.get("loss"),
-        "test_accuracy": found.get("accuracy"),
-        "metrics": {name: value for name, value in found.items() if name not in ("loss", "accuracy")},
-        "staleness": tally.staleness.summary(),
-        "refused_commits": tally.refused,
-        "dropped_commits": tally.dropped,
-        "lost_workers": tally.lost,
-        "stopped": session.stopped or "finished",
-        **session.measured,
-        "versions": {
-            "paragrad": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
     }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
+
+from paragrad.core.layout import LARGEST, Layout, figure, flag, fold, is_absent, never, points, real, rounded, whole, wholes
 
 Vector: TypeAlias = torch.Tensor
 """A contiguous 1-D tensor: all the trained parameters of one model, one after another."""
@@ -14,66 +17,81 @@ Vector: TypeAlias = torch.Tensor
 Batches: TypeAlias = tuple[int, ...]
 """Positions in the stream of mini-batches of a run: position p is batch p % K of epoch p // K."""
 
+WorkerState: TypeAlias = Mapping[str, torch.Tensor]
+"""What a worker keeps to itself from window to window, by name: its optimiser's state, the scheme's slots, its counters."""
+
 Path: TypeAlias = tuple[float, ...]
 """A point in the space of a small model's parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class SchemePlan:
+    """A run before it begins, as a scheme sees it: enough to warn of what is known to go wrong."""
+
+    workers: int = 1
+    steps: float = math.inf
+    """Local steps of each worker in the whole run, on average."""
+    optimizer: str | None = None
+    """The optimiser's name in lower case, as ``adam``; None: a function of the user's own, or unknown."""
+
+    def rounds(self, window: int) -> float:
+        """Commits of each worker in the whole run, with windows of so many steps."""
+        return self.steps / window
+
+
 @dataclass(slots=True)
 class Commit:
-    """What one worker's window has to say to the center."""
+    """What one worker's window sends to the center. core/layout.py says how the fields with a kind travel."""
 
-    worker: int
-    sequence: int
-    version: int
-    """The clock that the window *began* from; never that of a fresh pull."""
+    worker: Annotated[int, whole(omits=never)]
+    sequence: Annotated[int, whole(least=1, omits=never)]
+    version: Annotated[int, whole(omits=never)]
+    """Clock of the center that the window *began* from; never that of a later pull."""
     value: Vector
-    steps: int
-    incarnation: int = 0
+    steps: Annotated[int, whole(least=1, omits=never)]
+    incarnation: Annotated[int, whole(omits=never)] = 0
     also: Mapping[str, Vector] = field(default_factory=dict)
-    """Further vectors that the scheme declares in ``sends``."""
+    """Further vectors, which the scheme declares in ``sends``."""
     buffers: Vector | None = None
     integers: Vector | None = None
-    weight: float = 1.0
+    weight: Annotated[float, real(least=-1e300)] = 1.0
     """The loss's own normaliser, summed over the window: rows, or the sum of class weights."""
-    rows: int = 0
+    rows: Annotated[int, whole(omits=never)] = 0
     """Rows that the window used."""
-    batches: Batches = ()
-    loss: float = float("nan")
+    batches: Annotated[Batches, wholes(omits=never, shown=fold)] = ()
+    loss: Annotated[float, real(omits=never, shown=rounded)] = float("nan")
     """Mean over the window."""
-    lr: float = 0.0
+    lr: Annotated[float, real(omits=never, shown=figure)] = 0.0
     """The learner's rate at the end of the window; NaN where its optimiser has none."""
-    seconds: float = 0.0
-    """How long the window took."""
-    part: int = 0
-    """Which fragment of the vector it is, where there are several."""
-    pulls: tuple[int, ...] = ()
-    """The clocks of the centers that were pulled while it was made."""
-    saw: int = 0
-    """The clock of the answer that was read before it: as a rule ``version``, but not where steps were made meanwhile."""
-    distance: float = float("nan")
-    """How far the center had moved between the worker's last two answers; NaN where that is not measured."""
-    path: tuple[Path, Path] | None = None
-    """Where the window began and where it ended, for models of so few parameters that they can be drawn."""
+    seconds: Annotated[float, real(least=0.0, omits=never)] = 0.0
+    """Duration of the window. The record has all digits: what a scheme makes of workers' speeds can then be repeated."""
+    part: Annotated[int, whole()] = 0
+    """Number of the fragment of the vector, where there are several."""
+    pulls: Annotated[tuple[int, ...], wholes(omits=is_absent)] = ()
+    """Clocks of the centers that were pulled while the commit was made."""
+    saw: Annotated[int, whole(omits=lambda saw, commit: saw == commit.version)] = 0
+    """Clock of the answer that was read before it: as a rule ``version``, but not where steps were made meanwhile."""
+    gradient_norm: Annotated[float, real(omits=never, shown=figure)] = float("nan")
+    """Norm of the gradient of the window's last step, or of the gradient that is committed; NaN where it is not measured."""
+    distance: Annotated[float, real(omits=is_absent, shown=figure)] = float("nan")
+    """Distance that the center moved between the worker's last two answers; NaN where it is not measured."""
+    path: Annotated[tuple[Path, Path] | None, points()] = None
+    """First and last point of the window, for models of so few parameters that they can be drawn."""
     coded: Mapping[str, torch.Tensor] | None = None
-    """The value as it goes over a wire, where a codec has made it shorter; ``value`` is what the center decodes."""
-    coded_bytes: int | None = None
-    """What that weighs; None where there is no codec."""
+    """The value as a codec encodes it for a wire; ``value`` is what the center decodes."""
+    bytes: Annotated[int | None, whole(optional=True, omits=is_absent, stamped=True)] = None
+    """Bytes of the encoded vectors; None without a codec."""
     residual: Vector | None = None
     """What the codec leaves for the worker's next commit, once this one is applied."""
-    staleness: int = 0
-    """Updates of the center between the window's beginning and now; stamped by the center."""
-    arrived: int = 0
-    """The number of this arrival at the center: of commits, and of workers that joined or left; stamped by the center."""
-
-    @property
-    def bytes(self) -> int:
-        """What its vectors weigh on a wire: as they are coded, or plain."""
-        if self.coded_bytes is not None:
-            return self.coded_bytes
-        return sum(v.numel() * v.element_size() for v in (self.value, *self.also.values()))
+    state: WorkerState | None = None
+    """The worker's private state after this window; only where a checkpoint is due, else None."""
+    staleness: Annotated[int, whole(omits=never, stamped=True)] = 0
+    """Updates of the center between the window's beginning and now; set by the center."""
+    arrived: Annotated[int, whole(omits=never, stamped=True)] = 0
+    """Number of this arrival at the center, among commits and workers that join or leave; set by the center."""
 
     def copied(self) -> Commit:
-        """The same, in memory of its own."""
+        """Return the same in memory of its own."""
         also = {name: vector.clone() for name, vector in self.also.items()}
         buffers, integers, residual = (None if v is None else v.clone() for v in (self.buffers, self.integers, self.residual))
         return replace(self, value=self.value.clone(), also=also, buffers=buffers, integers=integers, residual=residual)
@@ -83,35 +101,42 @@ class Commit:
 class Reply:
     """What the center answers to a commit, or to a worker that joins."""
 
-    worker: int
-    sequence: int
-    version: int
-    """The clock of the center that is answered with."""
+    worker: Annotated[int, whole()]
+    sequence: Annotated[int, whole(least=-LARGEST)]
+    """Of the commit; below 0: -1 - incarnation of the worker that joins."""
+    version: Annotated[int, whole()]
+    """Clock of the center that is answered with."""
     value: Vector
     """The worker's to keep until its next commit is answered; it must not be written to."""
-    steps: int = 0
-    """The length of the next window."""
-    batches: Batches = ()
+    steps: Annotated[int, whole()] = 0
+    """Length of the next window."""
+    batches: Annotated[Batches, wholes()] = ()
     """Newly leased mini-batches."""
-    applied: bool = True
-    """False: the commit was refused or dropped, and ``value`` is the center to begin again from."""
-    placed: bool = False
+    applied: Annotated[bool, flag()] = True
+    """False: the commit was rejected, and ``value`` is the center to begin again from."""
+    placed: Annotated[bool, flag()] = False
     """The worker's weights hold the answer already."""
-    done: bool = False
+    done: Annotated[bool, flag()] = False
     """No rows are left for this worker."""
-    last: int = 0
-    """The sequence of the worker's last applied commit; a newcomer counts on from there."""
-    progress: float = 0.0
+    last: Annotated[int, whole()] = 0
+    """Sequence of the worker's last applied commit; a newcomer continues from there."""
+    progress: Annotated[float, real(least=0.0)] = 0.0
     """Share of the run's rows that have been used, for learning-rate schedules."""
     residual: Vector | None = None
-    """To a worker that joins: what a codec has left out of the commits that were made in its place so far."""
+    """For a worker that joins: what a codec has left out of the commits of its rank so far."""
+    state: WorkerState | None = None
+    """For a worker that joins after a resume: the private state of its predecessor at the last applied commit."""
     buffers: Vector | None = None
     integers: Vector | None = None
 
     def with_own_buffers(self) -> Reply:
-        """The same, to be read later: the center goes on with its own."""
+        """Return the same, to be read later: the center goes on with its own buffers."""
         buffers, integers = (None if v is None else v.clone() for v in (self.buffers, self.integers))
         return replace(self, buffers=buffers, integers=integers)
+
+
+COMMIT, REPLY = Layout(Commit), Layout(Reply)
+"""Layouts of what travels."""
 
 
 @dataclass(slots=True)
@@ -127,6 +152,7 @@ class Done:
     lr: float = 0.0
     moved: float = 0.0
     busy: bool = False
+    gradient_norm: float = float("nan")
 
     def add(self, other: Done) -> None:
         """Another piece of the same window."""
@@ -135,7 +161,7 @@ class Done:
         self.weight += other.weight
         self.loss += other.loss
         self.seconds += other.seconds
-        self.lr, self.moved, self.busy = other.lr, other.moved, other.busy
+        self.lr, self.moved, self.busy, self.gradient_norm = other.lr, other.moved, other.busy, other.gradient_norm
 
 
 @dataclass(frozen=True, slots=True)

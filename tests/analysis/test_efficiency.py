@@ -12,7 +12,9 @@ from paragrad.types import Event
 
 
 def look(time: float, value: float | None, clock: int = 0) -> Event:
-    return Event("validation", time, {"clock": clock, "loss": 1.0} | ({} if value is None else {"accuracy": value}))
+    return Event(
+        "validation", time, {"seconds": time, "clock": clock, "loss": 1.0} | ({} if value is None else {"accuracy": value})
+    )
 
 
 def test_an_area_is_that_of_trapezoids_from_nothing_at_the_start():

@@ -23,6 +23,22 @@ def commits(workers: int, *, distance: bool) -> list[Sample]:
     return [Sample(dice.randrange(workers), k, 0.1 * k, dice.randrange(2 * workers), moved[k]) for k in range(300)]
 
 
+def test_staleness_is_counted_in_whole_updates_and_no_point_is_on_the_edge(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = pytest.importorskip("matplotlib.figure")
+    made = []
+    monkeypatch.setattr(library.Figure, "savefig", lambda figure, path: made.append(figure))
+    for top in (0, 2):
+        figures.staleness(tmp_path / "staleness.png", [Sample(k % 2, k, 0.1 * k, k % (top + 1), None) for k in range(9)])
+    for figure, top in zip(made, (0, 2), strict=True):
+        left, right = figure.axes
+        low, high = right.get_ylim()
+        assert low < 0 <= top < high
+        for tick in (*left.get_xticks(), *right.get_yticks()):
+            assert tick == round(tick)
+
+
 @pytest.mark.parametrize("workers", [1, 4, 20])
 @pytest.mark.parametrize("distance", [False, True])
 def test_staleness_is_drawn(tmp_path: Path, workers: int, distance: bool) -> None:
@@ -46,7 +62,7 @@ def test_the_studies_are_drawn(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"pip install 'paragrad\[plot\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'matplotlib>=3.8'"):
         figures.stability(tmp_path / "stability.png", {1: 2.0})
 
 

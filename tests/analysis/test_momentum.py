@@ -10,12 +10,12 @@ from torch import nn
 
 import paragrad as pg
 from paragrad.analysis import momentum
-from paragrad.bowl import SIZE, Bowl
+from paragrad.core.job import Job
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
 from paragrad.errors import UsageError
-from paragrad.job import Job
+from paragrad.laws.bowl import SIZE, Bowl
 
 CURVATURE = torch.tensor([0.25, 0.5, 1.0], dtype=torch.float64)
 

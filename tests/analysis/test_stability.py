@@ -9,12 +9,12 @@ import torch
 
 import paragrad as pg
 from paragrad.analysis.stability import edge, find_edge, grows
-from paragrad.bowl import SIZE, Bowl
+from paragrad.core.job import Job
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
 from paragrad.errors import UsageError
-from paragrad.job import Job
+from paragrad.laws.bowl import SIZE, Bowl
 
 
 @pytest.mark.parametrize("workers", range(1, 17))

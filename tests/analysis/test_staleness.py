@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 import paragrad as pg
 from paragrad.analysis.staleness import Balance, balance, by_worker, samples
-from paragrad.bowl import SIZE, Bowl
+from paragrad.core.job import Job
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
-from paragrad.job import Job
+from paragrad.laws.bowl import SIZE, Bowl
+from paragrad.schemes.traits import name_of
 from paragrad.types import Commit, Event
 
 ROWS = Arrays(torch.randn(400, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
@@ -74,7 +75,7 @@ story = st.lists(st.sampled_from(["step"] * 8 + ["crash", "leave"]), max_size=60
 ASYNCHRONOUS = [pg.Downpour(), pg.AGN(window=2), pg.AEASGD(window=1), pg.DynSGD(window=1), pg.GEM(), pg.ADAG(window=1)]
 
 
-@pytest.mark.parametrize("scheme", ASYNCHRONOUS, ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("scheme", ASYNCHRONOUS, ids=name_of)
 @settings(max_examples=12, deadline=None)
 @given(workers=st.integers(1, 6), seed=st.integers(0, 1000), story=story)
 def test_staleness_is_what_the_others_did_meanwhile(scheme, workers, seed, story):

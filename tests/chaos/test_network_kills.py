@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 import paragrad as pg
-from tests.network.kills import check_sound, kill_the_center, kill_workers, same_bits
-from tests.network.test_lines import cut_off
-from tests.network.victim import Task
+from paragrad.schemes.traits import name_of
+from tests.engines.net.kills import check_sound, kill_the_center, kill_workers, same_bits
+from tests.engines.net.victim import Task
+from tests.engines.transport.test_connection import cut_off
 
 pytestmark = pytest.mark.chaos
 
@@ -25,26 +26,26 @@ CENTERS = [
 
 
 @pytest.mark.parametrize(
-    ("task", "kills"), CENTERS, ids=lambda value: value.scheme.name if isinstance(value, Task) else str(value)
+    ("task", "kills"), CENTERS, ids=lambda value: name_of(value.scheme) if isinstance(value, Task) else str(value)
 )
 def test_a_center_killed_again_and_again_loses_and_doubles_nothing(task, kills, tmp_path):
     scene = kill_the_center(task, tmp_path / "killed", kills=kills, seed=kills)
     figures = check_sound(scene)
-    print(f"{task.scheme.name}: the center was killed {scene.kills} times; acknowledged {figures['acknowledged']}, "
+    print(f"{name_of(task.scheme)}: the center was killed {scene.kills} times; acknowledged {figures['acknowledged']}, "
           f"lost {figures['lost']}, doubled {figures['doubled']}")  # fmt: skip
     if task.workers == 1 or task.scheme.quorum(task.workers) == task.workers:
         whole = replace(task, sleep=0.0).train(tmp_path / "whole", pg.Local(workers=task.workers, threads=1))
         assert same_bits(scene.out, whole.directory)
-        print(f"{task.scheme.name}: the same bits as a run whose center was never killed")
+        print(f"{name_of(task.scheme)}: the same bits as a run whose center was never killed")
 
 
-@pytest.mark.parametrize("scheme", [pg.AGN(window=2), pg.AEASGD(window=2), pg.SyncSGD()], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("scheme", [pg.AGN(window=2), pg.AEASGD(window=2), pg.SyncSGD()], ids=name_of)
 def test_workers_killed_and_stopped_again_and_again_cost_no_row(scheme, tmp_path):
     task = Task(scheme, workers=4, batches=6000, counting=100_000, sleep=0.05, engine={"replace_after": 1.0})
     scene, figures = kill_workers(task, tmp_path / "killed", kills=18, stops=3, seed=7)
     found = check_sound(scene)
-    print(f"{scheme.name}: 18 workers killed, 3 stopped; acknowledged {found['acknowledged']}, lost {found['lost']}, doubled "
-          f"{found['doubled']}; a replacement had trained after {figures['replaced after']:.1f} s at most (asked: 5), "
+    print(f"{name_of(scheme)}: 18 workers killed, 3 stopped; acknowledged {found['acknowledged']}, lost {found['lost']}, "
+          f"doubled {found['doubled']}; a replacement had trained after {figures['replaced after']:.1f} s at most (asked: 5), "
           f"longest gap of a worker {figures['gap']:.1f} of its median (asked: 3 for asynchronous ones)")  # fmt: skip
 
 

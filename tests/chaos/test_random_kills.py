@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 import paragrad as pg
-from paragrad.record import batches_used, effective, read
-from tests.engines.kills import Assassin, gaps, train_counting
-from tests.engines.test_kills import SPARE, exchange_lines, kill_at
-from tests.engines.victim import Counting
+from paragrad.rundir.record import batches_used, effective, read
+from paragrad.schemes.traits import name_of
+from tests.engines.exchange.kills import Assassin, gaps, train_counting
+from tests.engines.exchange.test_kills import SPARE, exchange_lines, kill_at
+from tests.engines.exchange.victim import Counting
 
 pytestmark = pytest.mark.chaos
 
@@ -50,7 +51,7 @@ def test_random_kills_lose_no_row_tear_nothing_and_cost_the_others_nothing(schem
     found = gaps(result.directory, spare=assassin.stopped)
     ratio = max(longest / median for median, longest in found.values())
     print(
-        f"{scheme.name}: seed {assassin.seed}, {kills} kills, {stops} stops, {result.summary['commits']} commits in "
+        f"{name_of(scheme)}: seed {assassin.seed}, {kills} kills, {stops} stops, {result.summary['commits']} commits in "
         f"{result.summary['seconds']:.1f} s, torn 0, rows wrong 0, largest gap {ratio:.2f} of the median"
     )
     if scheme.quorum(4) == 1:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 
-from tests.engines.schedules import check, schedules
+from tests.engines.sim.schedules import check, schedules
 
 pytestmark = pytest.mark.chaos
 

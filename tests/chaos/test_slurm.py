@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import paragrad as pg
 from paragrad.cli.main import app
-from paragrad.record import batches_used, effective, read
+from paragrad.rundir.record import batches_used, effective, read
 from tests.chaos import slurm as one_machine
 from tests.chaos.slurm import Slurm, eventually
 
@@ -45,7 +45,7 @@ def slurm() -> Iterator[Slurm]:
         yield started
 
 
-class Desk:
+class Upload:
     """A user's folder, with the page's run.toml and scripts in it."""
 
     def __init__(self, slurm: Slurm, folder: Path, epochs: int | None = None) -> None:
@@ -88,7 +88,7 @@ class Desk:
 
 @pytest.mark.parametrize("options", [(), ("--nodes=2", "--ntasks-per-node=1")], ids=["one node", "two nodes"])
 def test_the_smallest_script_trains_like_the_local_engine(options, slurm, tmp_path):
-    desk = Desk(slurm, tmp_path)
+    desk = Upload(slurm, tmp_path)
     job = desk.submit("digits", *options)
     desk.wait_for_end(job)
     accuracy = desk.summary("digits")["test_accuracy"]
@@ -104,7 +104,7 @@ def test_the_smallest_script_trains_like_the_local_engine(options, slurm, tmp_pa
 
 
 def test_a_script_that_fails_ends_its_job_at_once_and_with_its_workers(slurm, tmp_path):
-    desk = Desk(slurm, tmp_path)
+    desk = Upload(slurm, tmp_path)
     (tmp_path / "run.toml").write_text('data = "digits"\nmodell = "mlp"\n')
     job = desk.submit("digits")
     desk.wait_for_end(job, "FAILED")
@@ -113,7 +113,7 @@ def test_a_script_that_fails_ends_its_job_at_once_and_with_its_workers(slurm, tm
 
 
 def test_a_center_that_is_a_step_writes_a_checkpoint_when_the_whole_job_is_signalled(slurm, tmp_path):
-    desk = Desk(slurm, tmp_path, epochs=ENDLESS)
+    desk = Upload(slurm, tmp_path, epochs=ENDLESS)
     job = desk.submit("step")
     desk.wait_for_commits("step", 20)
     checkpoints = tmp_path / "runs" / "step" / "checkpoints"
@@ -129,7 +129,7 @@ def test_a_center_that_is_a_step_writes_a_checkpoint_when_the_whole_job_is_signa
 
 
 def test_a_job_that_nears_its_walltime_is_requeued_and_goes_on(slurm, tmp_path):
-    desk = Desk(slurm, tmp_path, epochs=ENDLESS)
+    desk = Upload(slurm, tmp_path, epochs=ENDLESS)
     job = desk.submit("night")
     desk.wait_for_commits("night", 200)
     slurm.limit(job, minutes=2)  # --signal=B:USR1@120 is due
@@ -149,7 +149,7 @@ def test_a_job_that_nears_its_walltime_is_requeued_and_goes_on(slurm, tmp_path):
 
 
 def test_a_chain_of_jobs_writes_checkpoints_on_usr1_and_goes_on_after_the_walltime(slurm, tmp_path):
-    desk = Desk(slurm, tmp_path, epochs=ENDLESS)
+    desk = Upload(slurm, tmp_path, epochs=ENDLESS)
     with (tmp_path / "run.toml").open("a") as settings:
         settings.write("checkpoint_every = 86400\n")
     first, second = desk.submit("chain"), desk.submit("chain")
@@ -175,7 +175,7 @@ def test_a_chain_of_jobs_writes_checkpoints_on_usr1_and_goes_on_after_the_wallti
 
 
 def test_workers_of_a_job_array_come_and_go_and_so_does_their_center(slurm, tmp_path):
-    desk = Desk(slurm, tmp_path, epochs=ENDLESS)
+    desk = Upload(slurm, tmp_path, epochs=ENDLESS)
 
     def lives() -> Counter[tuple[int, int]]:
         return Counter((event.data["worker"], event.data["incarnation"]) for event in effective(desk.events("array")))

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paragrad.cli.main import app
-from paragrad.record import Record
+from paragrad.rundir.record import Record
 from paragrad.types import Event
 
 
@@ -40,7 +40,8 @@ TURNS = [commit(0, 1, 0), commit(1, 2, 0), *(commit(k % 2, k + 1, k - 1, distanc
 
 
 def looks(best: float) -> list[Event]:
-    return [Event("validation", t, {"clock": 1, "loss": 1.0, "accuracy": best * t}) for t in (0.5, 1.0)]
+    looks = [{"seconds": t, "clock": k, "loss": 1.0, "accuracy": best * t} for k, t in enumerate((0.5, 1.0))]
+    return [Event("validation", look["seconds"], look) for look in looks]
 
 
 def test_a_run_is_told_worker_by_worker(tmp_path: Path) -> None:
@@ -52,7 +53,8 @@ def test_a_run_is_told_worker_by_worker(tmp_path: Path) -> None:
     assert ["1", "10", "1.00", "1", "0.25", "50.0%"] in rows
     assert "19 = 20 (other windows in progress" in done.stdout
     assert "− 1 (windows that no commit ended)" in done.stdout
-    assert "circular" in done.stdout
+    assert "about 1 - 1/n = 0.50 for n = 2 workers" in done.stdout
+    assert "This run cannot show its size" in done.stdout
     assert "WARNING" not in done.stdout
 
 

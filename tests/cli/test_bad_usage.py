@@ -37,7 +37,7 @@ def refused(result: Result, *named: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--scheme", "agm"], ["'agm'", "Did you mean 'AGN'?"]),
+        (["--scheme", "agm"], ["'agm'", "Did you mean 'agn'?"]),
         (["--scheme", "agn:windw=5"], ["'windw'", "Did you mean 'window'?"]),
         (["--scheme", "agn:window=0"], ["window=0", "at least 1"]),
         (["--scheme", "agn:window=x"], ["window=x", "a whole number"]),
@@ -66,13 +66,17 @@ def refused(result: Result, *named: str) -> None:
         (["--workers", "50", "--batch-size", "100"], ["50 workers", "at most"]),
         (["--threads", "0"], ["threads=0", "at least 1"]),
         (["--on-failure", "ignore"], ["ignore", "replace"]),
-        (["--shards", "cut"], ["'cut'", "stolen"]),
+        (["--partition", "cut"], ["'cut'", "stolen"]),
         (["--epochs", "0"], ["epochs", "0"]),
         (["--batch-size", "0"], ["0"]),
         (["--holdout", "1.5"], ["1.5", "share"]),
         (["--max-seconds", "0"], ["0", "above 0"]),
         (["--patience", "0"], ["patience=0", "at least 1"]),
         (["--checkpoint-every", "0"], ["checkpoint_every", "above 0"]),
+        (["--validate-every", "often"], ["validate_every='often'", "'epoch'", "'5s'"]),
+        (["--validate-every", "5.0"], ["Did you mean '5s'?"]),
+        (["--keep", "first"], ["keep='first'", "'best' or 'last'"]),
+        (["--keep", "best", "--validate-every", "none"], ["keep='best' needs validations on the way"]),
         (["--resume", "nowhere"], ["nowhere", "run.toml"]),
         (["--resume", "auto"], ["--out"]),
         (["--resume", "a", "--out", "b"], ["--resume a", "'b'"]),
@@ -85,7 +89,7 @@ def test_a_wrong_option_is_named_with_its_remedy(arguments: list[str], named: li
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--workers", "two"], ["--validate-every", "often"], ["--worker", "2"], ["a.toml", "b.toml"]],
+    [["--workers", "two"], ["--checkpoint-every", "often"], ["--worker", "2"], ["a.toml", "b.toml"]],
 )
 def test_what_typer_refuses_is_bad_usage_too(arguments: list[str]) -> None:
     refused(train(*arguments), *(arguments[:1] if arguments[0].startswith("--") else ["b.toml"]))

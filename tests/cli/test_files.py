@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 import typer
-from tests.data.test_table import NAMES, events
-from tests.data.written import as_parquet, as_tree
 from typer.testing import CliRunner, Result
 
 import paragrad as pg
-from paragrad import recipe
 from paragrad.cli.main import app
 from paragrad.cli.train import lengths, names
+from paragrad.config.options import read_config
 from paragrad.data.source import leaves
 from paragrad.errors import UsageError
-from paragrad.options import read_config
+from paragrad.jobs import recipe
+from tests.data.test_table import NAMES, events
+from tests.data.written import as_parquet, as_tree
 
 QUICK = ("--model", "linear", "--scheme", "syncsgd", "--engine", "vector", "--workers", "2", "--batch-size", "8", "--quiet")
 
@@ -151,3 +152,42 @@ def test_what_is_wrong_with_files_is_said_and_nothing_is_left_behind(
     for part in named:
         assert part in said
     assert not Path("runs").exists()
+
+
+def test_rows_and_columns_are_chosen_and_validated_on_by_options(files: dict[str, Any]) -> None:
+    told = events(60, seed=3)
+    as_parquet(Path("test.parquet"), told, 25)
+    flags = ("--data", "all.parquet", "--validation", "test.parquet", "--exclude", "w", "--select", "pt > 0 and eta < 1")
+    done = paragrad("train", *flags, "--device", "cpu", *QUICK, "--out", "first")
+    assert done.exit_code == 0, done.output
+    config = read_config(Path("first") / "run.toml")
+    assert (config["validation"], config["exclude"], config["select"]) == ("test.parquet", ["w"], "pt > 0 and eta < 1")
+    parts = recipe.rows(config)
+    for part, source in ((parts.train, files), (parts.validation, told)):
+        assert len(part) == int(((source["pt"] > 0) & (source["eta"] < 1)).sum())
+    assert paragrad("train", "first/run.toml", "--quiet", "--out", "second").exit_code == 0
+    assert weights("first") == weights("second")
+    judged = paragrad("evaluate", "first", "--json")
+    assert judged.exit_code == 0, judged.output
+    assert json.loads(judged.output)["rows"] == len(parts.validation)
+    predicted = paragrad("predict", "first", "--data", "test.parquet", "--out", "p.csv")
+    assert "select 'pt > 0 and eta < 1' of the training is not applied: every row gets a prediction." in predicted.output
+    assert "Predictions for 60 rows" in predicted.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--select", "ptt > 0"), "Unknown column of all.parquet: 'ptt'. Did you mean 'pt'"),
+        (("--select", "open('x')"), "may only hold comparisons"),
+        (("--exclude", "ptt"), "to exclude: 'ptt'. Did you mean 'pt'"),
+        (("--validation", "gone.parquet"), "gone.parquet is not there"),
+        (("--validation", "all.parquet", "--holdout", "0.1"), "are both given"),
+        (("--device", "tpu"), "tpu"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_named(flags: tuple[str, ...], message: str, files: dict[str, Any]) -> None:
+    done = paragrad("train", "--data", "all.parquet", *QUICK, *flags, "--out", "bad")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not Path("bad").exists()

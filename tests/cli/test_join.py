@@ -12,17 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from paragrad import joining
 from paragrad.cli import train
 from paragrad.cli.main import app
 from paragrad.cli.train import gather
-from paragrad.engines.processes import usable_cores
-from paragrad.record import read
-from paragrad.transport.endpoint import FILE, Endpoint
-from paragrad.transport.message import TransportError
+from paragrad.config.options import read_config
+from paragrad.engines.process.devices import usable_cores
+from paragrad.engines.transport.endpoint import FILE, Endpoint
+from paragrad.engines.transport.message import TransportError
+from paragrad.join import _cores_of_a_task, _is_directory, _job
+from paragrad.rundir.record import read
 
 RUN = 'data = "digits"\nmodel = "mlp:8"\nscheme = "agn:window=5"\nepochs = 1000000\n'
 COMMAND = [sys.executable, "-m", "paragrad"]
@@ -70,7 +72,7 @@ def test_signals_of_a_batch_system_reach_a_worker_well_and_its_center_goes_on() 
         with started("join", "night") as other:
             wait_for_commits("night", 0, other, center)
             center.send_signal(signal.SIGTERM)
-            assert center.wait(timeout=60) == 1
+            assert center.wait(timeout=60) == 128 + signal.SIGTERM
             assert "The run was stopped at its center." in other.communicate(timeout=60)[0]
             assert other.returncode == 0
 
@@ -129,7 +131,7 @@ def test_a_center_of_a_run_that_is_done_waits_for_nobody(epochs: int, done: bool
     ("where", "directory"), [("night", True), ("runs/a:7", True), ("node7:7000", False), ("[::1]:7", False)]
 )
 def test_a_name_without_a_port_is_a_directory(where: str, directory: bool) -> None:
-    assert joining._is_directory(where) is directory
+    assert _is_directory(where) is directory
 
 
 def test_an_endpoint_that_vanishes_while_it_is_looked_at_is_looked_for_again(tmp_path: Path) -> None:
@@ -141,4 +143,18 @@ def test_an_endpoint_that_vanishes_while_it_is_looked_at_is_looked_for_again(tmp
 @pytest.mark.parametrize(("said", "threads"), [("1", 1), ("100000", usable_cores()), ("", None), ("0", None)])
 def test_a_worker_has_the_cores_of_its_task(said: str, threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", said)
-    assert joining._cores_of_a_task() == threads
+    assert _cores_of_a_task() == threads
+
+
+def test_a_worker_needs_no_file_that_only_the_center_validates_on(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    lines = [f"{a:.4f},{b:.4f},{row % 2}" for row, (a, b) in enumerate(draw.normal(size=(40, 2)))]
+    for name, mine in (("train.csv", lines[:30]), ("test.csv", lines[30:])):
+        (tmp_path / name).write_text("\n".join(["a,b,label", *mine]))
+    flags = ["--model", "linear", "--engine", "vector", "--workers", "2", "--batch-size", "5", "--quiet", "--out", "run"]
+    done = CliRunner().invoke(app, ["train", "--data", "train.csv", "--validation", "test.csv", *flags])
+    assert done.exit_code == 0, done.output
+    (tmp_path / "test.csv").unlink()
+    about = {"settings": {"partition": "auto", **read_config(Path("run") / "run.toml")}, "workers": 2}
+    job = _job(about, None, None, None, None, None, None, None, ())
+    assert (len(job.train), job.plan.rows) == (30, 30)

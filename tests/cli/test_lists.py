@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from importlib import metadata
 
 import pytest
 from typer.testing import CliRunner
 
 from paragrad import cluster, engines, schemes
-from paragrad.cli import doctor
+from paragrad.cli import doctor, tables
 from paragrad.cli.main import app
 from paragrad.cli.tables import flowing, told
+from paragrad.config.extras import EXTRAS
+from paragrad.config.options import CONFIG
 from paragrad.data import transforms
-from paragrad.options import CONFIG
 
 
 def said(*arguments: str, code: int = 0) -> str:
@@ -40,7 +42,7 @@ def test_every_scheme_tells_its_equation_and_when_to_choose_it(name: str) -> Non
 
 def test_every_engine_is_listed() -> None:
     for name in engines.names():
-        assert name in said("engines")
+        assert name.lower() in said("engines")
         assert "workers" in said("engines", name)
 
 
@@ -75,7 +77,7 @@ def test_a_docstring_flows() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "replay", "analyse", "plot", "schemes", "engines", "clusters", "data", "models", "doctor"]
+    "command", ["train", "replay", "analyse", "plot", "runs", "schemes", "engines", "clusters", "data", "models", "doctor"]
 )
 def test_every_command_has_help(command: str) -> None:
     assert "Usage: paragrad" in said(command, "--help").replace("root", "paragrad")
@@ -95,6 +97,26 @@ def test_doctor_finds_this_machine_fit() -> None:
     listed = said("doctor")
     assert "memfd and eventfd work" in listed
     assert "This machine can run paragrad." in listed
+
+
+def test_doctor_lists_every_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"matplotlib": "3.7.1", "keras": "3.15.1"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(tables.console, "_width", 200)  # it may have been made when COLUMNS was less
+    monkeypatch.setattr(doctor, "LOOKS", ())
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    lines = {line.split()[1]: " ".join(line.split()) for line in said("doctor").splitlines() if len(line.split()) > 2}
+    assert lines["plot"].startswith("– plot")
+    assert lines["plot"].endswith("matplotlib 3.7.1, too old pip install 'matplotlib>=3.8'")
+    assert lines["keras"].startswith("✓ keras")
+    assert lines["keras"].endswith("keras 3.15.1")
+    assert lines["root"].endswith("uproot missing, awkward missing pip install 'uproot>=5.6' 'awkward>=2.6'")
+    assert lines.keys() >= EXTRAS.keys()
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

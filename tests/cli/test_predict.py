@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import train
 from torch import nn
 from typer.testing import CliRunner
 
 import paragrad as pg
-from paragrad import models, predictions
-from paragrad.card import Card
 from paragrad.cli import predict
 from paragrad.cli.main import app
 from paragrad.data.given import of_source
 from paragrad.data.source import Arrays
 from paragrad.errors import UsageError
-from paragrad.trained import Trained
+from paragrad.evaluation import predictions
+from paragrad.evaluation.card import Card
+from paragrad.load import Trained
+from paragrad.models import builtin
+from tests.conftest import train
 
 
 def said(*arguments: str, code: int = 0) -> str:
@@ -37,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
     y = np.arange(900) % 3
     np.savez(where / "three.npz", x_train=x, y_train=y)
-    model = models.build("mlp:8", (4,), 3)
+    model = builtin.build("mlp:8", (4,), 3)
     settings: dict[str, Any] = {"engine": pg.Vector(workers=2), "epochs": 1, "batch_size": 50, "holdout": 0.2}
     return train(model, str(where / "three.npz"), where / "run", **settings).directory
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -15,6 +17,7 @@ from typer.testing import CliRunner, Result
 from paragrad.cli.main import app
 from paragrad.cli.train import DEFAULTS, gather
 from paragrad.errors import UsageError
+from tests.engines.test_local_life import wait_for
 
 TINY = ("--data", "digits", "--model", "linear", "--workers", "2", "--batch-size", "64")
 
@@ -27,6 +30,10 @@ def paragrad(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def summary(directory: Path) -> dict[str, Any]:
     read: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     return read
+
+
+def events(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "record.jsonl").read_text().splitlines()]
 
 
 def rows(directory: Path) -> int:
@@ -63,7 +70,7 @@ def test_a_run_does_what_was_asked(first: tuple[Path, subprocess.CompletedProces
     where, done = first
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    for part in ("held out", "agn:window=3", "mean staleness", "The run lies in runs/first"):
+    for part in ("held out", "agn:window=3", "mean staleness", "Run directory: runs/first"):
         assert part in done.stdout
     found = summary(where / "runs/first")
     assert found["scheme"] == "agn:window=3"
@@ -102,6 +109,45 @@ def test_a_run_goes_on_for_more_epochs(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["samples"] == 2 * rows(tmp_path / "runs/short")
 
 
+def test_a_run_that_has_fewer_epochs_than_it_has_behind_it_trains_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = within(tmp_path, monkeypatch, "train", *TINY, "--epochs", "2", "--out", "runs/long", "--quiet")
+    assert begun.exit_code == 0, begun.stderr
+    before = summary(tmp_path / "runs/long")
+    done = within(tmp_path, monkeypatch, "train", "--resume", "runs/long", "--epochs", "1")
+    assert done.exit_code == 0, done.stderr
+    assert "The run has 2 epochs behind it, and epochs=1: nothing is left to train. Give epochs above 2" in done.stdout
+    assert "Nothing was trained: finished." in done.stdout
+    assert "samples/s" not in done.stdout, "no old figures as if they were new"
+    assert summary(tmp_path / "runs/long")["samples"] == before["samples"]
+
+
+def test_ctrl_c_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from paragrad.cli.main import main; main()", "train", *TINY]
+    options = ("--epochs", "100000", "--out", "runs/long", "--validate-every", "none")
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*command, *options], cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+    record = tmp_path / "runs/long/record.jsonl"
+    wait_for(lambda: record.exists() and '"commit"' in record.read_text(), process, seconds=120)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "error" not in out + err
+    assert re.search(
+        r"The run was stopped at update \d+ and has a checkpoint. To go on: paragrad train --resume runs/long$", err
+    )
+
+
+def test_ctrl_c_before_the_run_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paragrad.cli.train.carry_out", interrupted)
+    done = within(tmp_path, monkeypatch, "train", *TINY)
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "Interrupted before the run began.\n")
+
+
 def test_a_worker_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import torch\n"
@@ -130,6 +176,20 @@ def test_a_run_that_diverges_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def toml(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+def test_when_to_validate_and_what_to_keep_are_options_and_in_run_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = ("--engine", "vector", "--optimizer", "adam:lr=0.1", "--epochs", "3", "--validate-every", "5", "--keep", "best")
+    for arguments in ((*TINY, *how), ("runs/a/run.toml",)):
+        out = "a" if arguments[0] == "--data" else "b"
+        done = within(tmp_path, monkeypatch, "train", *arguments, "--out", f"runs/{out}")
+        assert done.exit_code == 0, done.output
+        assert "Kept the best weights, of epoch" in done.output
+        clocks = [event["clock"] for event in events(tmp_path / "runs" / out) if event["event"] == "validation"]
+        assert clocks[:4] == [0, 5, 10, 15]
+        assert summary(tmp_path / "runs" / out)["kept"]["weights"] == "best"
+    written = tomllib.loads((tmp_path / "runs" / "b" / "run.toml").read_text())
+    assert (written["validate_every"], written["keep"]) == ("5", "best")
 
 
 def test_flags_lie_over_the_file_over_the_defaults(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 import paragrad as pg
 from paragrad import codecs
 from paragrad.codecs.codec import size
-from paragrad.options import describe, parse
+from paragrad.config.options import describe, parse
 from tests.codecs.table import TABLE
 
 every_codec = pytest.mark.parametrize("codec", TABLE, ids=repr)

@@ -14,17 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import paragrad as pg
-from paragrad import worker
-from paragrad.bowl import SIZE, Bowl
 from paragrad.codecs.feedback import Feedback
+from paragrad.core import worker
+from paragrad.core.job import Job
 from paragrad.data.plan import Plan
 from paragrad.engines.serial import Serial
 from paragrad.errors import Diverged
-from paragrad.job import Job
+from paragrad.laws.bowl import SIZE, Bowl
+from paragrad.schemes.traits import is_additive, is_shared
 from paragrad.types import Commit
 from tests.codecs.table import TABLE
-from tests.engines import schedules as chaos
-from tests.engines.schedules import InParts, Poisoned, Schedule, Unheld, rows, schedules
+from tests.engines.sim import schedules as chaos
+from tests.engines.sim.schedules import InParts, Poisoned, Schedule, Unheld, rows, schedules
 
 randomly = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 codecs = st.sampled_from(TABLE)
@@ -190,16 +191,16 @@ def test_it_telescopes_across_crashes_refusals_drops_and_checkpoints(scheme, cod
                 elif what == "resume":
                     kept = serial.center.snapshot()
                     serial, meant = begin()
-                    serial.center.restore(*kept)
+                    serial.center.restore(kept)
                     serial.start()
                 elif serial.ready:
                     serial.step(serial.ready[rank % len(serial.ready)])
-            check_telescopes(counted, serial.center.residuals, scheme.parts)
+            check_telescopes(counted, serial.center.private.residuals, scheme.parts)
         with meant.watching():
             serial.run()
     except Diverged:
         pass
-    check_telescopes(counted, serial.center.residuals, scheme.parts)
+    check_telescopes(counted, serial.center.private.residuals, scheme.parts)
 
 
 def test_commits_that_wait_in_a_round_while_their_worker_goes_on_keep_what_they_left():
@@ -212,17 +213,17 @@ def test_commits_that_wait_in_a_round_while_their_worker_goes_on_keep_what_they_
         assert serial.center.clock == 1
         serial.step(0)
         serial.step(0)
-        assert len(serial.center.waiting) == 2
-        check_telescopes(counted, serial.center.residuals)
+        assert len(serial.center.round.commits) == 2
+        check_telescopes(counted, serial.center.private.residuals)
         serial.crash(0)  # the newcomer goes on from what the commits that wait have left
         serial.step(0)
         assert serial.center.clock == 2
-    check_telescopes(counted, serial.center.residuals)
+    check_telescopes(counted, serial.center.private.residuals)
 
 
 def test_there_were_refusals_and_drops_in_it():
     serial = Serial(job_of(pg.BackupWorkers(), pg.TopK(0.3), (1,)), 3, choose=lambda ready: ready[-1], stolen=True)
-    counts = serial.run().counts
+    counts = serial.run().ledger.counts
     assert counts.dropped > 0
     assert counts.refused > 0
 
@@ -234,7 +235,7 @@ def test_there_were_refusals_and_drops_in_it():
 @given(schedule=schedules(), codec=codecs)
 def test_it_telescopes_on_any_cluster(schedule: Schedule, codec):
     scheme = schedule.scheme
-    if not scheme.additive or scheme.sends or scheme.aliased:
+    if not is_additive(scheme) or scheme.sends or is_shared(scheme):
         scheme = pg.AGN(window=2)
     meant, seen = Meant(), []
 
@@ -251,7 +252,7 @@ def test_it_telescopes_on_any_cluster(schedule: Schedule, codec):
         chaos.run(replace(schedule, scheme=scheme))
     applied = seen[0].applied.values()
     counted = [(commit, meant.values[commit.worker, commit.incarnation, commit.sequence]) for commit in applied]
-    check_telescopes(counted, seen[0].center.residuals, scheme.parts)
+    check_telescopes(counted, seen[0].center.private.residuals, scheme.parts)
 
 
 # -- without a codec ------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def test_a_codec_that_loses_nothing_changes_nothing(scheme):
         return serial
 
     plain, coded = run(None), run(pg.TopK(1.0))
-    assert plain.center.residuals == {}
+    assert plain.center.private.residuals == {}
     assert torch.equal(plain.center.value, coded.center.value)
     assert Counter((c.worker, c.sequence) for c in plain.applied) == Counter((c.worker, c.sequence) for c in coded.applied)
-    assert all(not bool(residual.any()) for residual in coded.center.residuals.values())
+    assert all(not bool(residual.any()) for residual in coded.center.private.residuals.values())

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 import paragrad as pg
-from paragrad import checkpoint
-from paragrad.engines import memory
-from paragrad.record import read
-from paragrad.transport import endpoint
+from paragrad.engines.process import mapped_file
+from paragrad.engines.transport import endpoint
+from paragrad.rundir import checkpoint
+from paragrad.rundir.record import read
 from tests.conftest import every_batch_once, stop_after
-from tests.engines.kills import BATCH, Assassin
-from tests.engines.victim import PACE, Counting, Doomed, minus
+from tests.engines.exchange.kills import BATCH, Assassin
+from tests.engines.exchange.victim import PACE, Counting, Doomed, minus
 
 SIZE = 999
 SCHEME = pg.Downpour(window=2)
@@ -106,7 +106,7 @@ def count_over_a_network(batches: int, run: pg.Run, **engine: Any) -> pg.Result:
 
 
 def left_behind(out: Path) -> list[Path]:
-    return list(memory.FAST.glob(f"paragrad-{endpoint.run_name(out, endpoint.read_token(out / endpoint.TOKEN))}-*"))
+    return list(mapped_file.FAST.glob(f"paragrad-{endpoint.run_name(out, endpoint.read_token(out / endpoint.TOKEN))}-*"))
 
 
 def check_repeated(out: Path, batches: int) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import paragrad as pg
-from paragrad.engines.heads import CODED, rooms_for
-from paragrad.record import read
-from paragrad.transport.message import Malformed, declare
+from paragrad.engines.transport.header import CODED, rooms_for
+from paragrad.engines.transport.message import Malformed, declare
+from paragrad.rundir.record import read
 from tests.conftest import every_batch_once, train
 
 

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 import paragrad as pg
 from paragrad.cli.main import app
 from paragrad.codecs.codec import size
-from paragrad.options import describe, read_config
-from paragrad.record import read
+from paragrad.config.options import describe, read_config
+from paragrad.rundir.record import read
+from paragrad.schemes.traits import name_of
 from tests.codecs.table import TABLE
 from tests.conftest import stop_after, train
 
@@ -48,7 +49,7 @@ def test_bytes_are_in_the_record_and_in_the_summary(engine, model, rows, tmp_pat
     assert result.summary["test_loss"] is None
 
 
-@pytest.mark.parametrize("scheme", [pg.AGN(window=5), pg.SyncSGD()], ids=lambda s: s.name)
+@pytest.mark.parametrize("scheme", [pg.AGN(window=5), pg.SyncSGD()], ids=name_of)
 def test_without_a_codec_all_bytes_are_sent(scheme, model, rows, tmp_path):
     result = train(model, rows, tmp_path / "run", engine=LOOP, scheme=scheme)
     assert result.summary["bytes_sent"] == 4 * parameters(model) * result.summary["commits"]
@@ -57,7 +58,7 @@ def test_without_a_codec_all_bytes_are_sent(scheme, model, rows, tmp_path):
 
 
 @pytest.mark.parametrize("codec", [pg.Int8(), pg.TopK(0.1), None], ids=repr)
-def test_on_a_narrow_wire_a_commit_takes_as_long_as_its_coded_bytes(codec, model, rows, tmp_path):
+def test_on_a_narrow_wire_a_commit_takes_as_long_as_its_bytes(codec, model, rows, tmp_path):
     bandwidth = 1000.0
     engine = pg.Vector(workers=1, mode="loop", cluster=pg.Cluster(speeds=1.0, bandwidth=bandwidth))
     result = train(model, rows, tmp_path / "run", engine=engine, codec=codec, scheme=pg.AGN(window=5), epochs=1)
@@ -192,7 +193,7 @@ def test_the_codecs_are_listed():
         (pg.Hogwild(), "Hogwild share the center's weights"),
         (pg.ADAG(place="sends"), "sends anchor along"),
     ],
-    ids=lambda given: given.name if isinstance(given, pg.Scheme) else "",
+    ids=lambda given: name_of(given) if isinstance(given, pg.Scheme) else "",
 )
 @pytest.mark.parametrize("engine", [pg.Local(), LOOP], ids=["local", "vector"])
 def test_a_scheme_whose_values_are_no_movements_is_refused(engine, scheme, said, model, rows, tmp_path):
@@ -201,6 +202,6 @@ def test_a_scheme_whose_values_are_no_movements_is_refused(engine, scheme, said,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_codec_as_text_is_refused_in_python(model, rows, tmp_path):
-    with pytest.raises(pg.UsageError, match="codec='int8' is not a codec"):
-        train(model, rows, tmp_path / "run", codec="int8")
+def test_what_is_no_codec_is_refused(model, rows, tmp_path):
+    with pytest.raises(pg.UsageError, match=r"codec=8 is no codec\. Give an object such as pg\.TopK\(0\.01\), or a name"):
+        train(model, rows, tmp_path / "run", codec=8)

@@ -20,14 +20,14 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad import checkpoint
 from paragrad.codecs.codec import Piece
-from paragrad.engines import memory
-from paragrad.engines.heads import CODED
-from paragrad.engines.shard import Keeper
-from paragrad.engines.signals import ECHO
-from paragrad.record import read
-from paragrad.transport.message import Malformed, declare
+from paragrad.engines.process import mapped_file
+from paragrad.engines.process.signals import ECHO
+from paragrad.engines.sharding.process import ShardService
+from paragrad.engines.transport.header import CODED
+from paragrad.engines.transport.message import Malformed, declare
+from paragrad.rundir import checkpoint
+from paragrad.rundir.record import read
 from tests.conftest import Watch, every_batch_once, stop_after, train
 
 pytest.importorskip("pyarrow.flight")
@@ -108,7 +108,7 @@ SCRIPT = """
     x = torch.randn(400, 50, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     try:
-        pg.train(Slow(50, 2), (x, (x[:, 0] > 0).long()), optimizer="sgd:lr=0.1", batch_size=8, epochs=400, codec=pg.TopK(0.1),
+        pg.train(Slow(50, 2), (x, (x.sum(1) > 0).long()), optimizer="sgd:lr=0.1", batch_size=8, epochs=400, codec=pg.TopK(0.1),
                  scheme=pg.AGN(window=2), engine=pg.Network(workers=2, here=2, shards=3, threads=1),
                  run=pg.Run("run", resume=sys.argv[1] == "on", checkpoint_every=None, validate_every=None, callbacks=(slow,)))
     except pg.Interrupted as stop:
@@ -138,7 +138,7 @@ def test_a_signal_to_all_processes_of_a_run_stops_it_with_all_that_they_hold(tmp
             os.killpg(center.pid, signal.SIGTERM)
         said, wrong = center.communicate(timeout=60)
     assert "and has a checkpoint" in said, wrong
-    assert "paragrad serve --resume run" in said
+    assert "To go on: call pg.train again with run=pg.Run(out='run', resume=True)" in said
     found = checkpoint.load(max((tmp_path / "run" / "checkpoints").iterdir()))
     assert {"residual.0", "residual.1"} <= set(found.tensors)
     assert not [event for event in read(tmp_path / "run") if event.kind in ("lost", "warning")]
@@ -252,11 +252,11 @@ def test_a_codec_of_ones_own_that_says_how_it_is_cut_goes_to_shards(model, rows,
     ids=["not coded", "too many", "beyond", "unequal"],
 )
 def test_a_shard_takes_nothing_that_the_codec_does_not_make(tensors, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "FAST", tmp_path)
-    keeper = Keeper(pg.AGN(), tmp_path, 1, "a life", codec=pg.TopK(0.01))
+    monkeypatch.setattr(mapped_file, "FAST", tmp_path)
+    keeper = ShardService(pg.AGN(), tmp_path, 1, "a life", codec=pg.TopK(0.01))
 
     def exchange(head: dict[str, Any], vectors: dict[str, torch.Tensor]) -> None:
-        told = {"life": "a life", "vectors": declare(vectors), **head}
+        told = {"start_id": "a life", "vectors": declare(vectors), **head}
         answer = keeper.exchange("test")
         for name, room in answer.begin(told).items():
             room.copy_(vectors[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,18 @@ import pytest
 import uproot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.data.written import WRITERS, as_csv, as_hdf5, as_npy, as_parquet, as_tree
 
 import paragrad as pg
+from paragrad.config import extras
+from paragrad.data import progress
 from paragrad.data.formats import SUFFIXES, csv, file, open_file
 from paragrad.data.formats.file import Column, Jagged, even, gathered
 from paragrad.data.formats.frame import Frame, columns_of
+from paragrad.data.load import split
+from paragrad.data.table import Table
+from paragrad.data.transforms.scales import Standardise
 from paragrad.errors import UsageError
+from tests.data.written import WRITERS, as_csv, as_hdf5, as_npy, as_parquet, as_tree
 
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -298,7 +304,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
 ) -> None:
     (tmp_path / f"a{suffix}").write_text("a,b\n1,2\n")
     monkeypatch.setitem(__import__("sys").modules, library, None)
-    with pytest.raises(UsageError, match=rf"pip install 'paragrad\[{extra}\]'"):
+    with pytest.raises(UsageError, match=re.escape(extras.command(extra))):
         open_file(tmp_path / f"a{suffix}")
 
 
@@ -335,3 +341,99 @@ def test_where_one_csv_of_a_table_has_more_digits_all_are_read_with_them(tmp_pat
     (tmp_path / "b.csv").write_text("x,y\n1700000000.25,0\n1700000000.5,1\n")
     opened = pg.Table(tmp_path).open()
     assert [opened.raw(piece)["x"].tolist() for piece in (0, 1)] == [[0.1, 0.2], [1700000000.25, 1700000000.5]]
+
+
+def pickled(value: Any) -> np.bytes_:
+    """As PyTables writes what pandas says of a frame."""
+    return np.bytes_(pickle.dumps(value, 0))
+
+
+def as_frame_table(file: Any, key: str, columns: dict[str, np.ndarray], blocks: list[list[str]]) -> None:
+    """What ``frame.to_hdf(..., format="table")`` leaves: a field for all columns of a type, the index, and a search tree."""
+    rows = len(next(iter(columns.values())))
+    kinds = [("index", "<i8")]
+    kinds += [(f"values_block_{k}", columns[names[0]].dtype, (len(names),)) for k, names in enumerate(blocks)]
+    table = np.empty(rows, dtype=kinds)
+    table["index"] = np.arange(rows)[::-1]
+    for k, names in enumerate(blocks):
+        for place, name in enumerate(names):
+            table[f"values_block_{k}"][:, place] = columns[name]
+    group = file.create_group(key)
+    group.attrs["pandas_type"] = np.bytes_("frame_table")
+    group.attrs["index_cols"] = pickled([(0, "index")])
+    made = group.create_dataset("table", data=table, chunks=(3,))
+    for k, names in enumerate(blocks):
+        made.attrs[f"values_block_{k}_kind"] = pickled(names)
+    tree = group.create_group("_i_table/index")
+    for name, shape in (("abounds", (0,)), ("bounds", (0, 127)), ("mbounds", (0,)), ("mranges", (0,)), ("zbounds", (0,))):
+        tree.create_dataset(name, shape, np.int64, maxshape=(None, *shape[1:]), chunks=(8, *shape[1:]))
+
+
+PANDAS = {
+    "pt": np.linspace(0, 1, 10),
+    "eta": np.linspace(5, 6, 10),
+    "y": np.arange(10) % 2,
+    "kind": np.array([b"g", b"hh"] * 5),
+}
+
+
+def test_a_frame_that_pandas_wrote_as_a_table_is_read_by_its_columns(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        as_frame_table(file, "df", PANDAS, [["pt", "eta"], ["y"], ["kind"]])
+    found = open_file(tmp_path / "a.h5")
+    assert (list(found.columns), found.index) == (["index", "pt", "eta", "y", "kind"], ("index",))
+    read = [found.read(piece, list(PANDAS)) for piece in range(len(found.lengths))]
+    for name, values in PANDAS.items():
+        both = np.concatenate([part[name] for part in read]).tolist()
+        assert both == [value.decode() if isinstance(value, bytes) else value for value in values.tolist()]
+    table = Table(tmp_path / "a.h5", exclude=["kind"])
+    assert table.open().features == ("pt", "eta")
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        as_frame_table(file, "df", PANDAS, [["pt", "eta"]])
+        as_frame_table(file, "other", {"z": np.zeros(4)}, [["z"]])
+    with pytest.raises(UsageError, match=r"holds several frames of pandas: df, other\. Say which one: --tree df"):
+        open_file(tmp_path / "b.h5")
+    assert list(open_file(tmp_path / "b.h5", "other").columns) == ["index", "z"]
+
+
+def test_a_frame_that_pandas_wrote_as_it_is_is_read_by_its_columns(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file.create_group("df")
+        group.attrs["pandas_type"], group.attrs["nblocks"] = np.bytes_("frame"), 2
+        group["axis0"], group["axis1"] = np.array([b"pt", b"kind", b"eta"]), np.arange(10)
+        group["block0_items"], group["block1_items"] = np.array([b"pt", b"eta"]), np.array([b"kind"])
+        group["block0_values"] = np.stack([PANDAS["pt"], PANDAS["eta"]], 1)
+        group.create_dataset("block1_values", (1,), h5py.vlen_dtype(np.uint8))
+    found = open_file(tmp_path / "a.h5")
+    assert (list(found.columns), found.index) == (["index", "pt", "eta"], ("index",))
+    assert "format='table'" in found.aside["kind"]
+    assert found.read(0, ["eta"])["eta"].tolist() == PANDAS["eta"].tolist()
+
+
+def test_what_names_the_columns_of_a_frame_runs_no_code(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        as_frame_table(file, "df", PANDAS, [["pt", "eta"]])
+        file["df/table"].attrs["values_block_0_kind"] = np.bytes_(b"cos\nsystem\n(S'touch hacked'\ntR.")
+    with pytest.raises(UsageError, match=r"named by os.system, which is not read"):
+        open_file(tmp_path / "a.h5")
+    assert not Path("hacked").exists()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_whoever_watches_is_told_how_far_reading_has_come(tmp_path: Path, suffix: str, capsys: Any) -> None:
+    path = tmp_path / f"a{suffix}"
+    frame = pandas.DataFrame({"a": np.arange(1_000) / 1_000, "y": np.arange(1_000) % 2})
+    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path, index=False, row_group_size=300)
+    seen: list[progress.Progress] = []
+    with progress.watched(seen.append):
+        split(Table(path, select="a > 0.1", transforms=[Standardise()]))
+    kinds = {step.what.split()[0] for step in seen}
+    assert kinds == {"selecting", "fitting", "reading", "looking"}
+    for what in {step.what for step in seen}:
+        done = [step.done for step in seen if step.what == what]
+        assert done == sorted(done) or what.startswith("fitting")
+        assert done[-1] == next(step.total for step in seen if step.what == what)
+    count = len(seen)
+    split(path)
+    assert len(seen) == count
+    assert capsys.readouterr() == ("", "")

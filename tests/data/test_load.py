@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from paragrad.data.load import CATALOGUE, check_labels, fingerprint, split
 from paragrad.data.source import Arrays, Items, Weighted, leaves
+from paragrad.data.table import Table
+from paragrad.data.transforms.scales import Standardise
 from paragrad.errors import UsageError
 
 DATA = next((p / "shared" / "data" for p in Path(__file__).resolve().parents if (p / "shared" / "data").is_dir()), None)
@@ -42,12 +45,16 @@ def test_digits_are_scaled_and_a_hold_out_is_said_aloud() -> None:
     assert (found.name, len(found.train), len(found.validation)) == ("digits", 1437, 360)
     assert (x.dtype, y.dtype, x.shape[1:]) == (torch.float32, torch.int64, (64,))
     assert (float(x.min()), float(x.max()), int(y.max())) == (0.0, 1.0, 9)
-    assert found.notes == ("No test part: 20 % of the rows (360 of 1,797, by seed 0) are held out for validation.",)
+    assert found.notes == (
+        "Features (64); label (0 178, 1 182, 2 177, 3 183, 4 181, 5 182, 6 181, 7 179, 8 174, 9 180).",
+        "No test part: 20 % of the rows (360 of 1,797, by seed 0) are held out for validation.",
+    )
+    assert found.warnings == ()
 
 
 def test_nothing_is_held_out_unless_that_is_asked_for() -> None:
     found = split("digits")
-    assert (len(found.train), found.validation, found.notes) == (1797, None, ())
+    assert (len(found.train), found.validation, len(found.notes)) == (1797, None, 1)
 
 
 def test_held_out_rows_are_a_partition_that_goes_by_the_seed() -> None:
@@ -63,7 +70,7 @@ def test_held_out_rows_are_a_partition_that_goes_by_the_seed() -> None:
 def test_arrays_in_python_are_not_split_unless_asked() -> None:
     found = split((X, Y))
     assert found.validation is None
-    assert found.notes == ()
+    assert found.notes == ("Features (4); label (0 4, 1 3, 2 3).",)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +133,81 @@ def test_several_inputs_may_be_nested() -> None:
     assert y.tolist() == [0]
 
 
-def test_a_single_array_is_its_own_target_and_keeps_its_type() -> None:
+def test_a_single_array_is_its_own_target() -> None:
     images = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
     for given in (images, (images,), TensorDataset(torch.from_numpy(images))):
         batch = split(given).train.batch(np.array([1]))
-        assert batch.dtype == torch.uint8
-        assert batch.shape == (1, 4, 4)
+        assert torch.equal(batch, torch.from_numpy(images[1:]).float() / 255)
+
+
+def test_bytes_are_taken_from_arrays_as_from_files(tmp_path: Path) -> None:
+    images = np.arange(10 * 16, dtype=np.uint8).reshape(10, 4, 4)
+    for x in (images, images.reshape(10, 16)):
+        np.savez(tmp_path / "parts.npz", x_train=x, y_train=Y)
+        np.savez(tmp_path / "columns.npz", x=x, y=Y)
+        doors = [(x, Y), (torch.from_numpy(x), torch.from_numpy(Y)), tmp_path / "parts.npz", tmp_path / "columns.npz"]
+        doors += [Table(tmp_path / "parts.npz"), TensorDataset(torch.from_numpy(x), torch.from_numpy(Y))]
+        expected = everything(split(doors[0]).train)[0]
+        assert expected.dtype == torch.float32
+        for door in doors:
+            assert torch.equal(everything(split(door).train)[0], expected), door
+    assert split((images, Y), keras=True).train.tree[0].dtype == torch.uint8
+
+
+def test_text_labels_in_arrays_are_classes_with_names(tmp_path: Path) -> None:
+    names = np.array(["h", "g"])[Y % 2]
+    np.savez(tmp_path / "a.npz", x_train=X, y_train=names)
+    for given in ((X, names), (X, names.tolist()), {"x": X, "y": names.astype(object)}, tmp_path / "a.npz"):
+        found = split(given, validation=(X[:1], names[:1]))
+        batch = found.train.batch(np.arange(10))
+        assert found.classes == ("g", "h")
+        assert leaves(batch)[1].tolist() == [int(name == "h") for name in names]
+        assert everything(found.validation)[1].tolist() == [1]
+    with pytest.raises(UsageError, match=r"Label validation\[1\] in row 1: Unknown class 'q'"):
+        split((X, names), validation=(X[:2], np.array(["g", "q"])))
+
+
+WHOLE = "The labels are stored as floats, but are 0 to 1"
+
+
+def test_float_labels_mean_the_same_from_arrays_and_files(tmp_path: Path) -> None:
+    y = np.array([0.0, 1.0] * 5)
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": y})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet", index=False)
+    np.savez(tmp_path / "a.npz", x=X[:, :2], y=y)
+    np.savez(tmp_path / "b.npz", x_train=X[:, :2], y_train=y)
+    doors = [(X[:, :2], y), (X[:, :2], torch.from_numpy(y)), frame, *(tmp_path / f"a.{k}" for k in ("csv", "parquet", "npz"))]
+    doors += [tmp_path / "b.npz"]
+    for door in doors:
+        for as_classes, kind in ((None, torch.int64), (True, torch.int64), (False, torch.float32)):
+            found = split(door, as_classes=as_classes)
+            target = everything(found.train)[1]
+            assert (target.is_floating_point(), target.tolist()) == (kind.is_floating_point, y.tolist()), door
+            assert any(WHOLE in note for note in found.notes) == (kind is torch.int64), door
+
+
+@pytest.mark.parametrize("values", [[0.0, 2.0], [1.0, 2.0], [-1.0, 1.0], [0.0, 0.5, 1.0], [3.0], [250_000.0, 310_000.0]])
+def test_floats_that_do_not_number_classes_are_numbers_from_arrays_and_files(values: list[float], tmp_path: Path) -> None:
+    y = np.resize(np.array(values), 10)
+    frame = pandas.DataFrame({"a": X[:, 0], "y": y})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for door in ((X, y), frame, tmp_path / "a.csv"):
+        assert everything(split(door).train)[1].is_floating_point()
+    frame["y"] = frame["y"].astype(np.int64)
+    frame.to_csv(tmp_path / "whole.csv", index=False)
+    for door in ((X, frame["y"].to_numpy()), frame, tmp_path / "whole.csv"):
+        assert not everything(split(door).train)[1].is_floating_point()
+
+
+def test_rows_to_validate_on_are_labelled_as_those_to_train_on(tmp_path: Path) -> None:
+    y = np.array([0.0, 1.0] * 5)
+    (tmp_path / "one.csv").write_text("a,b,c,d,y\n1,2,3,4,1.0\n")
+    for train in ((X, y), pandas.DataFrame(dict(zip("abcdy", (*X.T, y), strict=True)))):
+        for held in ((X[:2], np.ones(2, np.float32)), tmp_path / "one.csv"):
+            assert everything(split(train, validation=held).validation)[1].dtype == torch.int64
+    numbers = split((X, y + 0.5), validation=(X[:2], np.array([0.0, 1.0])))
+    assert everything(numbers.validation)[1].dtype == torch.float32
 
 
 def test_a_dataset_is_asked_row_by_row() -> None:
@@ -153,13 +229,27 @@ def test_the_test_part_of_a_file_is_for_validation(tmp_path: Path) -> None:
     np.savez(file, x_train=X, y_train=Y, x_test=X[:3], y_test=Y[:3], names=np.array(["a", "b"]))
     for path in (file, str(file)):
         found = split(path)
-        assert (found.name, len(found.train), len(found.validation), found.notes) == ("a.npz", 10, 3, ())
+        assert (found.name, len(found.train), len(found.validation), len(found.notes)) == ("a.npz", 10, 3, 1)
     assert len(split((X, Y), validation=file).validation) == 3
     assert len(split(file, validation=(X, Y)).validation) == 10
     own = split(file, holdout=0.2)
     assert (len(own.train), len(own.validation)) == (8, 2)
-    assert own.notes[0].startswith("Holdout: 20 % of the rows (2 of 10, by seed 0)")
-    assert own.notes[0].endswith("The test part of a.npz is not used.")
+    assert own.notes[1].startswith("Holdout: 20 % of the rows (2 of 10, by seed 0)")
+    assert own.notes[1].endswith("The test part of a.npz is not used.")
+
+
+def test_an_archive_goes_through_transformations_with_its_test_part(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=X[:3], y_test=Y[:3])
+    found = split(Table(tmp_path / "a.npz", transforms=[Standardise()]))
+    scaled = torch.from_numpy((X - X.mean(0)) / X.std(0))
+    assert torch.allclose(everything(found.train)[0], scaled, atol=1e-6)
+    assert torch.allclose(everything(found.validation)[0], scaled[:3], atol=1e-6)
+    plain, table = split(tmp_path / "a.npz"), split(Table(tmp_path / "a.npz"))
+    for part in ("train", "validation"):
+        for one, other in zip(everything(getattr(plain, part)), everything(getattr(table, part)), strict=True):
+            assert torch.equal(one, other)
+    with pytest.raises(UsageError, match=r"Unknown part of .*a.npz: 'tset'. Did you mean 'test'"):
+        split(Table(tmp_path / "a.npz", tree="tset"))
 
 
 def test_images_of_bytes_in_a_file_are_scaled_aloud(tmp_path: Path) -> None:
@@ -169,7 +259,7 @@ def test_images_of_bytes_in_a_file_are_scaled_aloud(tmp_path: Path) -> None:
     x, y = everything(found.train)
     assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
     assert torch.equal(x, torch.from_numpy(images).float() / 255)
-    assert found.notes == ("The images of a.npz are bytes: they are scaled to float32 from 0 to 1.",)
+    assert found.notes[1:] == ("The images of a.npz are bytes: they are scaled to float32 from 0 to 1.",)
 
 
 @needs_data
@@ -186,7 +276,8 @@ def test_mnist_is_what_its_readme_says() -> None:
 def test_higgs_is_what_its_readme_says() -> None:
     found = split(DATA / "higgs_uci" / "higgs_uci.npz")
     x, y = found.train.tree
-    assert (x.shape, len(found.validation), found.notes) == ((20_970, 28), 5_000, ())
+    assert (x.shape, len(found.validation)) == ((20_970, 28), 5_000)
+    assert (found.notes, found.warnings) == (("Features (28); label (0 9,861, 1 11,109).",), ())
     assert torch.bincount(y).tolist() == [9861, 11109]
 
 
@@ -230,10 +321,9 @@ def spoilt(row: int, value: float) -> np.ndarray:
         ((X, None), r"data\[1\] is a NoneType"),
         ((X, "abc"), r"data\[1\] is a str"),
         (([[1.0, 2.0], [3.0]], [0, 1]), "ragged"),
-        ((X, np.array(["a"] * 10)), r"data\[1\] is of type <U1"),
+        ((np.array([["a"]] * 10), Y), r"data\[0\] is of type <U1"),
         ((X.astype(object), Y), "of type object"),
         ((np.ma.masked_array(X), Y), "mask would be lost"),
-        ({"a": X, "b": Y}, "target under one of y, target"),
         ((spoilt(4, np.nan), Y), r"data\[0\] has NaN or infinity in 2 of 10 rows, first in row 4"),
         ((X, spoilt(9, np.inf)), r"data\[1\] has NaN or infinity in 1 of 10 rows, first in row 9"),
         ((torch.full((2, 2), torch.inf, dtype=torch.bfloat16), torch.zeros(2)), "2 of 2 rows, first in row 0"),
@@ -263,7 +353,7 @@ def test_a_finite_array_whose_sum_overflows_is_fine() -> None:
         ({"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y}, r"shapes \[\(4,\), \(\)\], but .* \[\(3,\), \(\)\]"),
         ({"x_train": X, "y_train": Y[1:]}, r"a.npz\['x_train'\] has 10 rows, but a.npz\['y_train'\] has 9"),
         ({"x_train": X.astype(object), "y_train": Y}, "pickled"),
-        ({"x_train": X, "y_train": np.array(["a"] * 10)}, r"a.npz\['y_train'\] is of type <U1"),
+        ({"x_train": np.array([["a"]] * 10), "y_train": Y}, r"a.npz\['x_train'\] is of type <U1"),
         ({"x_train": spoilt(2, np.nan), "y_train": Y}, r"a.npz\['x_train'\] has NaN"),
     ],
 )
@@ -313,6 +403,8 @@ def test_labels_without_an_output_are_named_with_their_row() -> None:
         check_labels(source, 4)
     with pytest.raises(UsageError, match="label in row 9 is -1"):
         check_labels(source, 5)
+    with pytest.raises(UsageError, match=r"the model has 1 output, .* For yes or no give loss='bce' \(--loss bce\)"):
+        check_labels(source, 1)
     check_labels(split((X, X[:, 0])).train, 1)
     check_labels(split(Squares()).train, 1)
 

@@ -14,14 +14,14 @@ import polars
 import pyarrow.parquet
 import pytest
 import torch
-from tests.conftest import SHARED_DATA
-from tests.data.written import WRITERS, as_csv, as_hdf5, as_parquet, as_tree
 from torch import nn
 
 import paragrad as pg
 from paragrad.data import load, memory
 from paragrad.data.load import split
 from paragrad.data.source import Arrays, leaves
+from tests.conftest import SHARED_DATA
+from tests.data.written import WRITERS, as_csv, as_hdf5, as_parquet, as_tree
 
 ROWS = 60
 NAMES = ("pt", "eta", "phi")
@@ -274,7 +274,7 @@ class Shifted:
         self.rows = sum(len(part["pt"]) for part in parts)
 
     def apply(self, columns: dict[str, Any], where: str = "") -> dict[str, Any]:
-        assert where.endswith("events.parquet")
+        assert where.endswith(("events.parquet", "the arrays"))
         return {f"{name}-": values - self.means[name] for name, values in columns.items()}
 
 
@@ -292,10 +292,11 @@ def test_transformations_are_fitted_on_the_rows_that_are_trained_on(parquet: Pat
     other = split(table, validation=parquet)
     assert torch.equal(other.validation.tree.rows[0], other.train.tree.rows[0])
     told = events()
-    with pytest.raises(
-        pg.UsageError, match="validation is given as arrays, but the rows to train on go through transformations"
-    ):
-        split(table, validation=pg.Weighted((matrix(told), told["label"]), told["w"]))
+    arrays = split(table, validation=pg.Weighted((matrix(told), told["label"]), told["w"]))
+    for mine, theirs in zip(leaves(arrays.validation.tree), leaves(other.validation.tree), strict=True):
+        assert torch.equal(mine, theirs)
+    with pytest.raises(pg.UsageError, match="The rows have 2 columns, but the run was trained on"):
+        split(table, validation=(matrix(told)[:, :2], told["label"]))
     with pytest.raises(
         pg.UsageError, match="The table given as validation has transformations, which are fitted on the rows to train"
     ):
@@ -330,7 +331,7 @@ def test_files_to_validate_on_are_read_as_those_to_train_on(tmp_path: Path) -> N
     found = split(table, validation=text("b.csv", ["tau", "tau", "mu", "mu"]))
     assert found.validation.tree[1].tolist() == [2, 2, 1, 1]
     assert found.validation.tree[0].shape == (4, 1)
-    with pytest.raises(pg.UsageError, match=r"Label 'kind' in row 2 of .*c\.csv: Unknown class 'muon'.*There is: e, mu, tau"):
+    with pytest.raises(pg.UsageError, match=r"Label 'kind' in row 2 of .*c\.csv: Unknown class 'muon'.*Available: e, mu, tau"):
         split(table, validation=text("c.csv", ["e", "mu", "muon", "e"]))
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.conftest import SHARED_DATA
 
 import paragrad as pg
 from paragrad.data import transforms
 from paragrad.data.transforms import Fitted, Transform, statistics
 from paragrad.errors import UsageError
+from tests.conftest import SHARED_DATA
 
 Columns = dict[str, np.ndarray[Any, Any]]
 Pieces = Callable[[], Iterator[Columns]]
@@ -303,7 +303,7 @@ def test_every_transformation_is_a_public_name():
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("standardize", ("Unknown transformation", "Did you mean 'Standardise'?")),
+        ("standardize", ("Unknown transformation", "Did you mean 'standardise'?")),
         ("clip:columns=pt", ("needs low= or high=",)),
         ("clip:low=5,high=1", ("low must be below high",)),
         ("clip:low=200%", ("from 0% to 100%",)),
@@ -378,7 +378,7 @@ def test_a_value_that_only_the_test_part_has_is_named_with_its_file():
 
 def test_a_column_that_is_not_there_is_named_with_its_file():
     fitted = fit({"pt": np.arange(3.0), "eta": np.arange(3.0)}, pg.Standardise())
-    with pytest.raises(UsageError, match=r"of test.csv.*'pt'.*There is: eta"):
+    with pytest.raises(UsageError, match=r"of test.csv.*'pt'.*Available: eta"):
         fitted.apply({"eta": np.arange(3.0)}, where="test.csv")
 
 
@@ -407,3 +407,16 @@ def test_quantiles_of_a_wide_column_are_refused():
     wide = {"x": np.zeros((2, 300))}
     with pytest.raises(UsageError, match="300 numbers in a row"):
         fit(wide, pg.Clip(low="1%"))
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30),
+    chain=st.permutations([pg.Standardise(columns="y"), pg.MinMax(columns="y"), pg.Log(columns="y", offset=3.0)]),
+)
+def test_scales_of_a_column_can_be_undone(values, chain):
+    column = np.array(values)
+    fitted = transforms.fit(chain, lambda: iter([{"y": column}]))
+    back = Fitted.from_json(fitted.to_json()).invert("y", fitted.apply({"y": column})["y"])
+    assert fitted.changes("y")
+    assert not fitted.changes("x")
+    np.testing.assert_allclose(back, column, rtol=1e-6, atol=1e-6 * max(1.0, np.abs(column).max()))

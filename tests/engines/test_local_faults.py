@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import paragrad as pg
+from paragrad.schemes.traits import name_of
 from tests.conftest import Watch, every_batch_once, stop_after, train
 
 TOTAL = 50 * 4
@@ -22,7 +23,7 @@ def kill(watch: Watch, event: pg.Event) -> None:
     watch.signal((event.data["worker"] + 1) % 3, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.name)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=name_of)
 def test_a_killed_worker_is_replaced_and_every_row_is_used_once(scheme, model, rows, tmp_path):
     watch = Watch(at=5, act=kill)
     result = train(model, rows, tmp_path / "run", watch, scheme=scheme)

@@ -16,8 +16,8 @@ from torch import nn
 
 import paragrad as pg
 from paragrad.data.plan import Plan
-from paragrad.engines.signals import ECHO
-from paragrad.record import read
+from paragrad.engines.process.signals import ECHO
+from paragrad.rundir.record import read
 from tests.conftest import Watch, every_batch_once, train
 
 HEAD = """
@@ -144,7 +144,7 @@ def test_an_interrupt_stops_cleanly_with_a_checkpoint_and_the_run_goes_on(number
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1, err
     assert "INTERRUPTED" in out
-    assert "--resume run" in out
+    assert "To go on: call pg.train again with run=pg.Run(out='run', resume=True)\n" in out
     assert not [pid for pid in pids(tmp_path) if alive(pid)]
     assert list((tmp_path / "run" / "checkpoints").iterdir())
     before = commits(tmp_path)
@@ -188,9 +188,9 @@ def test_sigusr1_writes_a_checkpoint_and_training_goes_on(tmp_path):
 def test_a_process_that_ends_waits_for_no_child_that_was_left(tmp_path):
     script = """
 import time
-from paragrad.engines import processes
+from paragrad.engines.process import forkserver
 for _ in range(2):
-    processes.start(time.sleep, 600, name="left")
+    forkserver.start(time.sleep, 600, name="left")
 print("ends")
 """
     assert run_script(script, tmp_path).stdout == "ends\n"

@@ -12,17 +12,17 @@ from torch import nn
 
 import paragrad as pg
 from paragrad.analysis.staleness import balance, samples
-from paragrad.engines.localworker import Exchange
+from paragrad.core.replica import Replica
+from paragrad.core.state import private
+from paragrad.core.worker import Window, run_window
+from paragrad.engines.exchange.slot import Slot
+from paragrad.engines.exchange.worker import Exchange
 from paragrad.engines.serial import Serial
-from paragrad.engines.slot import Slot
-from paragrad.record import read
-from paragrad.replica import Replica
-from paragrad.state import private
-from paragrad.worker import Window, run_window
+from paragrad.rundir.record import read
 from tests.conftest import Watch, every_batch_once, train
-from tests.engines.kills import train_counting
-from tests.engines.simulated import job_of, simulate
-from tests.engines.victim import Counting
+from tests.engines.exchange.kills import train_counting
+from tests.engines.exchange.victim import Counting
+from tests.engines.sim.simulated import job_of, simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

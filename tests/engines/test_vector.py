@@ -13,12 +13,13 @@ import paragrad as pg
 from paragrad.engines.serial import Serial
 from paragrad.learners.batchable import why_not
 from paragrad.learners.rows import Task, TorchRows
-from tests.engines.simulated import WORKERS, in_this_order, job_of, network, rows, simulate
+from paragrad.schemes.traits import is_shared, name_of, pull_every
+from tests.engines.sim.simulated import WORKERS, in_this_order, job_of, network, rows, simulate
 from tests.laws.table import TABLE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCHEMES = [scheme for scheme, _ in TABLE if not scheme.aliased and scheme.quorum(WORKERS) <= WORKERS]
+SCHEMES = [scheme for scheme, _ in TABLE if not is_shared(scheme) and scheme.quorum(WORKERS) <= WORKERS]
 JITTER = pg.Cluster(speeds=(pg.LogNormal(1.0, 0.5), 0.7, pg.Exponential(1.3), 1.9))
 ROUGH = pg.Cluster(
     speeds=pg.LogNormal(1.0, 0.4),
@@ -67,7 +68,7 @@ def test_every_scheme_is_the_plain_loop_in_the_same_order(scheme):
     loop = simulate(job, cluster=JITTER, together=False)
     assert simulation.order == loop.order
     assert same(simulation.center.value, loop.center.value)
-    if scheme.quorum(WORKERS) == 1 and not (scheme.bound or scheme.early or scheme.overlap or scheme.fetch):
+    if scheme.quorum(WORKERS) == 1 and not (scheme.bound or scheme.early or scheme.overlap or pull_every(scheme)):
         assert len(simulation.order) * scheme.window >= 200
         serial = in_this_order(job, simulation.order)
         serial.run(len(simulation.order))
@@ -193,7 +194,7 @@ def test_hogwild_without_its_races_is_downpour(tmp_path):
             optimizer="sgd:lr=0.1",
             scheme=scheme,
             engine=pg.Vector(3),
-            run=pg.Run(out=tmp_path / scheme.name),
+            run=pg.Run(out=tmp_path / name_of(scheme)),
         )
         ends.append(torch.cat([p.detach().view(-1) for p in result.model.parameters()]))
     assert torch.equal(*ends)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad import models
-from tests.engines.simulated import job_of, rows, simulate
+from paragrad.models import builtin
+from tests.engines.sim.simulated import job_of, rows, simulate
 from tests.engines.test_vector import JITTER, OPTIMIZERS, ROUGH, SCHEMES, optimizer_for, same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -37,7 +37,7 @@ def test_in_float32_it_stays_close_over_twenty_events(scheme):
 
 
 def test_batch_norm_and_convolutions_are_those_of_the_cpu():
-    module = models.build("resnet8", (8, 8), 3).double()
+    module = builtin.build("resnet8", (8, 8), 3).double()
     data = rows()
     images = torch.randn(230, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     job = job_of(pg.AGN(window=3), module=module, data=type(data)((images, data.tree[1])), optimizer="sgd:lr=0.01", epochs=1)

@@ -13,13 +13,13 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras")
 
 import paragrad as pg  # noqa: E402
+from paragrad.core.job import Job  # noqa: E402
 from paragrad.data.plan import Plan  # noqa: E402
 from paragrad.data.source import Arrays, Weighted  # noqa: E402
-from paragrad.job import Job  # noqa: E402
 from paragrad.learners.batchable import why_not  # noqa: E402
 from paragrad.learners.kerascopy import pack  # noqa: E402
 from paragrad.learners.kerasrows import KerasRowModel  # noqa: E402
-from tests.engines.simulated import simulate  # noqa: E402
+from tests.engines.sim.simulated import simulate  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:__array__ implementation")]
 layers, ops, optimizers = keras.layers, keras.ops, keras.optimizers
@@ -315,7 +315,8 @@ def test_rows_with_weights_are_looped_over():
 def notes_of(model, directory, **engine):
     notes = []
     run = pg.Run(
-        out=directory, callbacks=(lambda event: notes.append(event.data.get("message")) if event.kind == "note" else None,)
+        out=directory,
+        callbacks=(lambda event: notes.append(event.data.get("message")) if event.kind in ("note", "warning") else None,),
     )
     result = pg.train(model, (X.float(), Y), engine=pg.Vector(3, **engine), batch_size=8, run=run)
     return " ".join(map(str, notes)), result

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad import toys
 from paragrad.data.source import Arrays
-from paragrad.engines import devices
-from paragrad.record import batches_used, read
+from paragrad.engines.process import devices
+from paragrad.models import toys
+from paragrad.rundir.record import batches_used, read
+from paragrad.schemes.traits import name_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,7 +35,7 @@ def run(out, model=None, data=None, **options):
         run=pg.Run(out=out, callbacks=(events.append,), **options.pop("run", {})),
         **options,
     )
-    return result, [event.data["message"] for event in events if event.kind == "note"]
+    return result, [event.data["message"] for event in events if event.kind in ("note", "warning")]
 
 
 def contents(path: Path):
@@ -56,7 +57,7 @@ def test_a_thousand_workers_twice_give_the_same_bytes(tmp_path):
             batch_size=1,
             engine=pg.Vector(workers=1000, cluster=cluster),
             scheme=pg.AGN(window=2),
-            run={"validate_every": 1.0, "checkpoint_every": 0.2},
+            run={"validate_every": "1s", "checkpoint_every": 0.2},
         )
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     commits = [event for event in read(tmp_path / "one" / "record.jsonl") if event.kind == "commit"]
@@ -105,9 +106,9 @@ def test_a_straggler_costs_a_synchronous_scheme_what_it_takes_longer(tmp_path):
     for scheme in (pg.SyncSGD(), pg.Downpour()):
         for cluster in (pg.Cluster(), pg.Cluster(faults=(pg.Slow(worker=0, at=0.0, factor=4.0),))):
             result, _ = run(
-                tmp_path / f"{scheme.name}-{len(cluster.faults)}", scheme=scheme, engine=pg.Vector(4, cluster=cluster)
+                tmp_path / f"{name_of(scheme)}-{len(cluster.faults)}", scheme=scheme, engine=pg.Vector(4, cluster=cluster)
             )
-            seconds[scheme.name, len(cluster.faults)] = result.seconds
+            seconds[name_of(scheme), len(cluster.faults)] = result.seconds
     assert seconds["syncsgd", 1] == pytest.approx(4 * seconds["syncsgd", 0], rel=0.15)
     assert seconds["downpour", 1] < 2 * seconds["downpour", 0]
 
@@ -116,7 +117,7 @@ def test_backup_workers_do_not_leave_dropped_rows_to_the_slow_one(tmp_path):
     seconds = {}
     for scheme in (pg.SyncSGD(), pg.BackupWorkers()):
         engine = pg.Vector(4, cluster=pg.Cluster(faults=(pg.Slow(worker=0, at=0.0, factor=4.0),)))
-        seconds[scheme.name] = run(tmp_path / scheme.name, scheme=scheme, engine=engine, epochs=3)[0].seconds
+        seconds[name_of(scheme)] = run(tmp_path / name_of(scheme), scheme=scheme, engine=engine, epochs=3)[0].seconds
     assert seconds["backupworkers"] < 0.5 * seconds["syncsgd"]
 
 
@@ -219,7 +220,7 @@ def test_a_recurrent_network_trains(tmp_path):
 
 
 def test_a_learner_of_ones_own_is_simulated_too(tmp_path):
-    from paragrad.bowl import Bowl
+    from paragrad.laws.bowl import Bowl
 
     rows = torch.randn(60, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     result = pg.train(

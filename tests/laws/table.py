@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import paragrad as pg
+from paragrad import schemes
+from paragrad.engines.serial import Serial
+from paragrad.types import Commit
 
 TABLE = [
     (pg.SyncSGD(), True),
@@ -59,13 +64,13 @@ TABLE = [
     (pg.OrMo(), False),
     (pg.OrMo(momentum=0.0), True),
     (pg.OrMo(window=2, momentum=0.5, bound=2), False),
-    (pg.AsyncDiLoCo(window=2, lr=0.5, momentum=0.5), False),
+    (pg.AsyncDiLoCo(window=2, outer_lr=0.5, outer_momentum=0.5), False),
     (pg.AsyncDiLoCo(window=2, delay=1), False),
-    (pg.AsyncDiLoCo(window=2, lr=0.7, delay=2, c=0.3, momentum=0.5), False),
-    (pg.AsyncDiLoCo(window=4, lr=0.5, dylu=True, bound=2), False),
-    (pg.AsyncDiLoCo(window=4, lr=1.0, momentum=0.0, delay=1), True),
+    (pg.AsyncDiLoCo(window=2, outer_lr=0.7, delay=2, c=0.3, outer_momentum=0.5), False),
+    (pg.AsyncDiLoCo(window=4, outer_lr=0.5, dylu=True, bound=2), False),
+    (pg.AsyncDiLoCo(window=4, outer_lr=1.0, outer_momentum=0.0, delay=1), True),
     (pg.DiLoCo(window=3), False),
-    (pg.DiLoCo(window=3, lr=1.0, momentum=0.0), True),
+    (pg.DiLoCo(window=3, outer_lr=1.0, outer_momentum=0.0), True),
     (pg.Downpour(overlap=1), True),
     (pg.Downpour(window=3, overlap=1, bound=1), True),
     (pg.AGN(window=3, overlap=1), False),
@@ -74,11 +79,38 @@ TABLE = [
     (pg.AEASGD(window=2, overlap=1), False),
     (pg.EASGD(window=2, starts="own", overlap=1), False),
     (pg.ModelAveraging(window=3, overlap=1), True),
-    (pg.DiLoCo(window=3, lr=0.3, momentum=0.5, overlap=1), False),
-    (pg.AsyncDiLoCo(window=4, lr=0.2, momentum=0.5, dylu=True, overlap=1), False),
+    (pg.DiLoCo(window=3, outer_lr=0.3, outer_momentum=0.5, overlap=1), False),
+    (pg.AsyncDiLoCo(window=4, outer_lr=0.2, outer_momentum=0.5, dylu=True, overlap=1), False),
     (pg.SyncSGD(overlap=1), False),
     (pg.SoftSync(splits=2, overlap=1), False),
     (pg.StalenessAware(window=2, overlap=1), False),
     (pg.OrMo(momentum=0.5, overlap=1), False),
 ]
 """Scheme, and whether one worker is plain training."""
+TABLE += [
+    (schemes.load(name)(), False)
+    for name in schemes.names()
+    if name not in {type(scheme).__name__ for scheme, _ in TABLE}  # one that is new is tried as it is
+]
+"""(scheme, whether one worker with it is plain training)."""
+
+
+@dataclass
+class Holding(Serial):
+    """Commits can be held back, between a worker and the center."""
+
+    holds: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._held: dict[int, Commit] = {}
+
+    def receive(self, actor, commit) -> None:
+        if self.holds:
+            self._held[actor.me.rank] = commit
+        else:
+            super().receive(actor, commit)
+
+    def let_go(self, rank: int) -> None:
+        """Let the center receive a commit that was held back."""
+        super().receive(self.actors[rank], self._held.pop(rank))

@@ -9,19 +9,20 @@ import torch
 
 import paragrad as pg
 from paragrad import schemes
-from paragrad.bowl import SIZE, Bowl
-from paragrad.center import Center
+from paragrad.config.options import describe, parse
+from paragrad.core.center import Center
+from paragrad.core.job import Job
+from paragrad.core.replica import Replica
+from paragrad.core.worker import RECEIVE, Odometer, work
 from paragrad.data.leases import Leases
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
 from paragrad.errors import UsageError
-from paragrad.job import Job
-from paragrad.options import describe, parse
-from paragrad.replica import Replica
+from paragrad.laws.bowl import SIZE, Bowl
 from paragrad.schemes.scheme import Scheme
+from paragrad.schemes.traits import is_scaled_movement
 from paragrad.types import Done, Reply
-from paragrad.worker import Odometer, Receive, work
 from tests.laws.table import TABLE
 
 ROWS = Arrays(torch.randn(46, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
@@ -191,16 +192,16 @@ def test_a_window_that_was_cut_short_in_flight_is_not_filled_up_from_other_weigh
     bowl = Bowl()
     loop = work(pg.StalenessAware(window=2, overlap=1), Replica(bowl.weights))
     next(loop)
-    window = loop.send(Reply(0, -1, 0, bowl.weights.clone(), steps=2, batches=(0, 1, 2)))
+    window = loop.send(Reply(0, -1, 0, bowl.weights.clone(), steps=2, batches=(0, 1, 2))).argument
     assert (window.batches, window.ahead) == ((0, 1), 0)
-    first = loop.send(Done(steps=2, rows=8, weight=8.0))
-    assert (first.commit.batches, first.commit.version) == ((0, 1), 0)
-    in_flight = loop.send(None)
+    first = loop.send(Done(steps=2, rows=8, weight=8.0)).argument
+    assert (first.batches, first.version) == ((0, 1), 0)
+    in_flight = loop.send(None).argument
     assert (in_flight.batches, in_flight.ahead) == ((2,), 2)
-    assert loop.send(Done(steps=1, rows=4, weight=4.0)) == Receive()
-    second = loop.send(Reply(0, 1, 1, bowl.weights.clone(), steps=2, batches=(3, 4)))
-    assert (second.commit.batches, second.commit.version, second.commit.saw) == ((2,), 0, 1)
-    assert loop.send(None).batches == (3, 4)
+    assert loop.send(Done(steps=1, rows=4, weight=4.0)) == RECEIVE
+    second = loop.send(Reply(0, 1, 1, bowl.weights.clone(), steps=2, batches=(3, 4))).argument
+    assert (second.batches, second.version, second.saw) == ((2,), 0, 1)
+    assert loop.send(None).argument.batches == (3, 4)
 
 
 # -- staleness as a distance ------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def test_it_is_a_field_like_any_other():
     scheme = parse("agn:window=15,overlap=1", "scheme", schemes)
     assert scheme == pg.AGN(window=15, overlap=1)
     assert describe(scheme) == "agn:overlap=1"
-    assert not scheme.is_scaled_movement
+    assert not is_scaled_movement(scheme)
 
 
 @pytest.mark.parametrize(

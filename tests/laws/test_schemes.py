@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paragrad as pg
-from paragrad.bowl import Bowl
-from paragrad.check import LawBroken
+from paragrad.core.job import Job
+from paragrad.core.replica import Replica
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
-from paragrad.job import Job
+from paragrad.laws.bowl import Bowl
+from paragrad.laws.scheme import LawBroken
 from paragrad.learners.torch import TorchLearner
-from paragrad.replica import Replica
 from paragrad.types import CenterView, Commit, Reply, Vector
-from tests.laws.table import TABLE
+from tests.laws.table import TABLE, Holding
 
 
 @pytest.mark.parametrize(("scheme", "plain"), TABLE, ids=lambda value: repr(value))
@@ -202,7 +202,7 @@ def test_pull_then_commit_diverges_where_the_atomic_form_holds():
     for atomic in (True, False):
         scheme = pg.AEASGD(window=1, alpha=0.5, atomic=atomic)
         rows = Arrays(torch.zeros(800, 7, dtype=torch.float64))
-        serial = Serial(Job(scheme, lambda device: Bowl(lr=0.01), rows, None, Plan(800, 2, 2, 0), 800), 10, stolen=True)
+        serial = Holding(Job(scheme, lambda device: Bowl(lr=0.01), rows, None, Plan(800, 2, 2, 0), 800), 10, stolen=True)
         ends[atomic] = everyone_pulls_then_everyone_commits(serial) if not atomic else float(serial.run().value.abs().max())
     assert ends[True] < 3.0
     assert ends[False] > 1e3
@@ -210,25 +210,13 @@ def test_pull_then_commit_diverges_where_the_atomic_form_holds():
 
 def everyone_pulls_then_everyone_commits(serial):
     """The worst order of the thesis's form: all n pull the same center before any of them commits."""
-    from dataclasses import replace as changed
-
-    from paragrad.worker import Receive, Send
-
+    serial.holds = True
     serial.start()
     for _ in range(60):
-        sends = []
-        for actor in serial.actors:
-            while not isinstance(actor.request, Send):
-                if isinstance(actor.request, Receive) or actor.reply is not None:
-                    answer, actor.reply = actor.reply, None
-                else:
-                    answer = serial.answer(actor, actor.request)
-                actor.request = actor.loop.send(answer)
-            sends.append(actor)
-        for actor in sends:
-            commit_ = actor.request.commit
-            serial.deliver(serial.center.receive(changed(commit_, value=commit_.value.clone())))
-            actor.request = actor.loop.send(None)
+        for rank in range(serial.workers):
+            serial.step(rank)
+        for rank in range(serial.workers):
+            serial.let_go(rank)
     return float(serial.center.value.abs().max())
 
 
@@ -242,13 +230,13 @@ def everyone_pulls_then_everyone_commits(serial):
     ],
 )
 def test_a_choice_known_to_diverge_is_warned_of_with_the_number_and_the_remedy(scheme, workers, said):
-    (warning,) = scheme.warnings(workers)
+    (warning,) = scheme.warnings(pg.SchemePlan(workers))
     assert said in warning
 
 
 @pytest.mark.parametrize("scheme", [pg.Downpour(), pg.AGN(), pg.AEASGD(alpha=0.9), pg.SyncSGD(), pg.DiLoCo()])
 def test_a_sound_choice_is_not_warned_of(scheme):
-    assert scheme.warnings(4) == []
+    assert scheme.warnings(pg.SchemePlan(4)) == []
 
 
 @pytest.mark.parametrize(
@@ -259,7 +247,7 @@ def test_a_sound_choice_is_not_warned_of(scheme):
         (lambda: pg.SyncSGD(window=2), "leave window at 1"),
         (lambda: pg.SyncSGD(bound=2), "synchronous"),
         (lambda: pg.AEASGD(alpha=1.5), "alpha=1.5"),
-        (lambda: pg.DiLoCo(momentum=1.0), "momentum=1.0"),
+        (lambda: pg.DiLoCo(outer_momentum=1.0), "momentum=1.0"),
         (lambda: pg.ModelAveraging(starts="home"), "starts='home'"),
     ],
 )
@@ -271,6 +259,6 @@ def test_a_bad_field_is_refused_with_its_value(make, said):
 def test_what_a_center_knows_of_its_workers_speeds_is_kept_by_a_snapshot():
     scheme = pg.AGN(window=3)
     first, second = bowl_run(scheme, 2).center, bowl_run(scheme, 2, epochs=1).center
-    first.speeds[1] = 7.0
-    second.restore(*first.snapshot())
-    assert second.speeds == [first.speeds[0], 7.0]
+    first.ledger.speeds[1] = 7.0
+    second.restore(first.snapshot())
+    assert second.ledger.speeds == [first.ledger.speeds[0], 7.0]

@@ -6,7 +6,7 @@ import gc
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,30 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paragrad as pg
-from paragrad import update
-from paragrad.center import Center
+from paragrad.core import update
+from paragrad.core.center import Center
+from paragrad.core.flat import Flat
 from paragrad.data.leases import Leases
-from paragrad.engines import memory
-from paragrad.engines.elsewhere import Shards, _head_of, cuts
-from paragrad.engines.heads import CODED
-from paragrad.engines.shard import Keeper
-from paragrad.engines.spread import cut, is_spread, sound, spoiled
-from paragrad.flat import Flat
+from paragrad.engines.process import mapped_file
+from paragrad.engines.sharding.client import cut, is_sound, is_spread, spoiled
+from paragrad.engines.sharding.coordinator import ShardCoordinator, cuts
+from paragrad.engines.sharding.process import ShardService
+from paragrad.engines.transport.header import CODED
+from paragrad.engines.transport.message import (
+    PROTOCOL,
+    Malformed,
+    Refused,
+    TransportError,
+    Vectors,
+    declare,
+    decode,
+    encode,
+    expect,
+)
 from paragrad.optim import optimizer as optimizers
 from paragrad.optim.centeroptimizer import CenterOptimizer
 from paragrad.optim.cut import CutOptimizer
-from paragrad.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors, declare, decode, encode, expect
-from paragrad.types import Commit, Reply, VectorOptimizer
+from paragrad.types import COMMIT, Commit, Reply, VectorOptimizer
 
 LENGTH, WORKERS, LIFE = 67, 3, "a life"
 SCHEMES = [
@@ -111,7 +121,7 @@ class Direct:
         codec: pg.Codec | None = None,
     ) -> None:
         chosen = None if optimizer is None else optimizers.prepared(optimizer)
-        self._make = lambda: Keeper(scheme, directory, index, LIFE, chosen, codec)
+        self._make = lambda: ShardService(scheme, directory, index, LIFE, chosen, codec)
         self._fate = fate
         self.keeper = self._make()
 
@@ -131,10 +141,10 @@ class Direct:
         """As a worker does it: again, until it is acknowledged."""
         while (fate := self._fate()) == "before":
             self.revive()
-        self.exchange({"op": "put", "life": LIFE, **head}, vectors, lambda back: {})
+        self.exchange({"op": "put", "start_id": LIFE, **head}, vectors, lambda back: {})
         if fate == "after":
             self.revive()
-            self.exchange({"op": "put", "life": LIFE, **head}, vectors, lambda back: {})
+            self.exchange({"op": "put", "start_id": LIFE, **head}, vectors, lambda back: {})
 
     def exchange(self, head: Mapping[str, Any], vectors: Vectors, into: Callable[[dict[str, Any]], Vectors]) -> dict[str, Any]:
         told = decode(encode({**head, "vectors": declare(vectors)}))
@@ -191,8 +201,8 @@ class Both:
         self.whole = center(start, rows=False)
         self.lead = center(start[: where[1]], rows=True)
         self.peers = [Direct(scheme, directory, k, fate, optimizer, codec) for k in range(1, len(where) - 1)]
-        self.shards = Shards(self.lead, start, where, LIFE)
-        self.lead.elsewhere = self.shards
+        self.shards = ShardCoordinator(self.lead, start, where, LIFE)
+        self.lead.remote = self.shards
         self.values = {0: start}
         """What the whole center was at each clock."""
         self.shards.begin(self.peers, lambda k, error: self.revive(k))
@@ -217,7 +227,7 @@ class Both:
             worker = self.workers[reply.worker]
             worker.waits, worker.done, worker.version, worker.last = False, reply.done, reply.version, reply.last
             worker.answer = reply.value.clone()
-            waiting = {batch for commit in self.whole.waiting if commit.worker == worker.rank for batch in commit.batches}
+            waiting = {batch for commit in self.whole.round.commits if commit.worker == worker.rank for batch in commit.batches}
             worker.batches = tuple(batch for batch in self.whole.leases.held(worker.rank) if batch not in waiting)
 
     def join(self, rank: int) -> None:
@@ -260,7 +270,7 @@ class Both:
             sent = {CODED + name: tensor for name, tensor in coded.items()}
         for _ in range(1 + (kind == "again")):
             mine = self.first(cut(sent, 0, self.cuts[1], self.codec))
-            if sound(vectors):
+            if is_sound(vectors):
                 for (lo, hi), peer in zip(self.shards.slices, self.peers, strict=True):
                     slices = cut(sent, lo, hi, self.codec)
                     peer.put({"rank": rank, **{key: told[key] for key in ("incarnation", "sequence")}}, slices)
@@ -285,20 +295,21 @@ class Both:
     def compare(self) -> None:
         """All that a checkpoint holds is the same; put back, it is the same again; and in the end it is one center again."""
         for _ in range(2):
-            (those, thus), (these, so) = self.whole.snapshot(), self.lead.snapshot()
+            whole, spread = self.whole.snapshot(), self.lead.snapshot()
+            those, these = whole.tensors(), spread.tensors()
             if self.diverged:  # one center's optimiser has made the step that came to nothing, the first slice its answer
                 moved = ("optimizer.", "answer.")
                 those, these = ({n: t for n, t in found.items() if not n.startswith(moved)} for found in (those, these))
             assert those.keys() == these.keys()
             assert all(torch.equal(those[name], these[name]) for name in those)
-            assert thus == so
+            assert whole.numbers == spread.numbers
             if self.diverged:
                 break
-            self.lead.restore(these, self.lead.memory())
+            self.lead.restore(replace(spread, numbers=self.lead.numbers(durable=True)))
         self.lead.reunite()
         assert torch.equal(self.lead.value, self.whole.value)
         if not self.diverged:
-            assert same(self.lead.snapshot()[0], those)
+            assert same(self.lead.snapshot().tensors(), those)
         self.shards.close()
 
 
@@ -325,7 +336,7 @@ def made(vectors: Mapping[str, torch.Tensor], told: dict[str, Any]) -> Commit:
 
 @pytest.fixture(autouse=True)
 def _beside_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "FAST", Path("/nowhere"))
+    monkeypatch.setattr(mapped_file, "FAST", Path("/nowhere"))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
@@ -402,7 +413,7 @@ def test_cuts_leave_blocks_whole_and_slices_are_of_one_size_up_to_two_blocks(len
 def filled(directory: Path, scheme: Any) -> Direct:
     """A shard of 4 numbers for two workers, at clock 3."""
     peer = Direct(scheme, directory, 1, lambda: "")
-    head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+    head = {"op": "load", "start_id": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
     peer.exchange(head, {"value": torch.arange(4.0)}, lambda back: {})
     return peer
 
@@ -411,7 +422,7 @@ def test_a_shard_takes_nothing_from_who_does_not_belong_here(tmp_path):
     peer = filled(tmp_path, pg.AGN())
     slice_of = {"value": torch.ones(4)}
     with pytest.raises(Refused, match="started again"):
-        peer.put({"rank": 0, "incarnation": 0, "sequence": 2, "life": "another"}, slice_of)
+        peer.put({"rank": 0, "incarnation": 0, "sequence": 2, "start_id": "another"}, slice_of)
     with pytest.raises(Malformed, match="Worker '7' is unknown"):
         peer.put({"rank": 7, "incarnation": 0, "sequence": 2}, slice_of)
     with pytest.raises(Malformed, match="sequence is 'two'"):
@@ -424,13 +435,13 @@ def test_a_shard_takes_nothing_from_who_does_not_belong_here(tmp_path):
     with pytest.raises(Refused, match="taken this worker's place"):
         peer.put({"rank": 0, "incarnation": 0, "sequence": 2}, slice_of)
     with pytest.raises(Refused, match="clock 3, not 2"):
-        peer.exchange({"op": "fetch", "life": LIFE, "rank": 0, "version": 2}, {}, lambda back: slice_of)
+        peer.exchange({"op": "fetch", "start_id": LIFE, "rank": 0, "version": 2}, {}, lambda back: slice_of)
     with pytest.raises(Malformed, match="nothing that an exchange"):
-        peer.exchange({"op": "steal", "life": LIFE}, {}, lambda back: {})
+        peer.exchange({"op": "steal", "start_id": LIFE}, {}, lambda back: {})
     with pytest.raises(Malformed, match="at clock 3, and was told of 8"):
-        peer.ask("hand", {"protocol": PROTOCOL, "life": LIFE, "worker": 0, "clock": 8})
+        peer.ask("hand", {"protocol": PROTOCOL, "start_id": LIFE, "worker": 0, "clock": 8})
     with pytest.raises(Malformed, match="no question"):
-        peer.ask("sing", {"protocol": PROTOCOL, "life": LIFE})
+        peer.ask("sing", {"protocol": PROTOCOL, "start_id": LIFE})
     with pytest.raises(Malformed, match="this shard speaks"):
         peer.ask("flip", {"protocol": 0})
     assert peer.keeper.held.clock == 3
@@ -438,7 +449,7 @@ def test_a_shard_takes_nothing_from_who_does_not_belong_here(tmp_path):
 
 def test_a_later_exchange_of_a_worker_ends_an_earlier_one_that_still_fills(tmp_path):
     peer = filled(tmp_path, pg.AGN())
-    head = {"op": "put", "life": LIFE, "rank": 0, "incarnation": 0, "sequence": 2, "vectors": []}
+    head = {"op": "put", "start_id": LIFE, "rank": 0, "incarnation": 0, "sequence": 2, "vectors": []}
     slow, fast = peer.keeper.exchange("a"), peer.keeper.exchange("b")
     slow.begin(head)
     fast.begin(head)
@@ -453,9 +464,9 @@ def test_a_later_exchange_of_a_worker_ends_an_earlier_one_that_still_fills(tmp_p
 def prepare(peer: Direct, sequence: int, value: list[float], clock: int = 4) -> bool:
     """A commit of worker 0, laid down and prepared."""
     peer.put({"rank": 0, "incarnation": 0, "sequence": sequence}, {"value": torch.tensor(value)})
-    head = _head_of(Commit(0, sequence, 3, torch.empty(0), 1, lr=0.1))
+    head = COMMIT.header(Commit(0, sequence, 3, torch.empty(0), 1, lr=0.1))
     told = {"clock": clock, "commits": [head], "live": [0, 1], "working": [0, 1], "counts": [1, 1], "speeds": [0.0, 0.0]}
-    return peer.ask("prepare", {"protocol": PROTOCOL, "life": LIFE, **told, "progress": 0.5})["finite"]
+    return peer.ask("prepare", {"protocol": PROTOCOL, "start_id": LIFE, **told, "progress": 0.5})["finite"]
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -466,7 +477,7 @@ def test_an_update_that_came_to_nothing_leaves_what_workers_were_given(tmp_path,
     for name in ("a", "b"):
         peer = Direct(pg.ADAG(window=1), tmp_path / name, 1, lambda: "")
         (tmp_path / name).mkdir()
-        head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+        head = {"op": "load", "start_id": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
         peer.exchange(head, {"value": torch.tensor([0.0, 1.0, 2.0, 2e38]), "answer.0": given}, lambda back: {})
         peers.append(peer)
     peer, fresh = peers
@@ -479,7 +490,7 @@ def test_an_update_that_came_to_nothing_leaves_what_workers_were_given(tmp_path,
     assert prepare(peer, 3, [0.1, 0.2, 0.3, 0.4])
     assert prepare(fresh, 3, [0.1, 0.2, 0.3, 0.4])
     for one in peers:
-        one.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": 4, "waiting": []})
+        one.ask("flip", {"protocol": PROTOCOL, "start_id": LIFE, "clock": 4, "waiting": []})
     assert torch.equal(peer.keeper.held.center.value, fresh.keeper.held.center.value)
     assert torch.equal(peer.keeper.held.answer(0, 4), fresh.keeper.held.center.value)
 
@@ -496,11 +507,11 @@ def test_a_mean_that_is_not_finite_in_one_slice_moves_no_optimiser(tmp_path):
         return all(both.commit(rank, seed + rank, kinds[rank], weights[rank]) for rank in range(WORKERS))
 
     assert go_round(1, ["good"] * 3, [1.0] * 3)
-    before = {name: tensor.clone() for name, tensor in both.lead.snapshot()[0].items()}
+    before = {name: tensor.clone() for name, tensor in both.lead.snapshot().tensors().items()}
     # With weights below 0, as rows may have, the mean of numbers that are finite overflows, and only in the last slice.
     assert go_round(4, ["huge", "good", "good"], [3.0, -1.0, -1.0])
-    assert both.whole.counts.refused == both.lead.counts.refused == 3
-    assert same(both.lead.snapshot()[0], before)
+    assert both.whole.ledger.counts.refused == both.lead.ledger.counts.refused == 3
+    assert same(both.lead.snapshot().tensors(), before)
     assert go_round(7, ["good"] * 3, [1.0] * 3)
     assert both.lead.clock == 2
     both.compare()
@@ -512,7 +523,7 @@ def test_a_step_that_was_prepared_and_not_flipped_to_is_forgotten(tmp_path, kill
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         peer = Direct(pg.StalenessAware(), tmp_path / name, 1, lambda: "", MOMENTUM)
-        head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+        head = {"op": "load", "start_id": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
         peer.exchange(head, {"value": torch.zeros(2)}, lambda back: {})
         peers.append(peer)
     peer, fresh = peers
@@ -522,7 +533,7 @@ def test_a_step_that_was_prepared_and_not_flipped_to_is_forgotten(tmp_path, kill
             peer.revive()
         for one in peers:
             assert prepare(one, 2 * clock + 1, second, clock)
-            one.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": clock, "waiting": []})
+            one.ask("flip", {"protocol": PROTOCOL, "start_id": LIFE, "clock": clock, "waiting": []})
     found, expected = peer.keeper.held.tensors(5), fresh.keeper.held.tensors(5)
     assert torch.equal(found["optimizer.0.momentum_buffer"], torch.tensor([9.7, 11.6]))
     assert same(found, expected)
@@ -533,11 +544,11 @@ def test_what_a_worker_is_handed_after_an_update_came_to_nothing_counts(tmp_path
     monkeypatch.setattr(update, "BLOCK", 2)
     peer = Direct(pg.ADAG(window=1), tmp_path, 1, lambda: "")
     value = torch.tensor([0.0, 1.0, 2.0, 2e38])
-    head = {"op": "load", "life": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
+    head = {"op": "load", "start_id": LIFE, "clock": 3, "ledger": [1, 1], "versions": [3, 3]}
     peer.exchange(head, {"value": value, "answer.0": value + 1}, lambda back: {})
     peer.keeper.held.center.answers[0].copy_(torch.tensor([0.5, 1.0, 2.0, 2e38]))
     assert not prepare(peer, 2, [0.1, 0.1, 0.1, 3e38])
-    peer.ask("hand", {"protocol": PROTOCOL, "life": LIFE, "worker": 0, "clock": 3})
+    peer.ask("hand", {"protocol": PROTOCOL, "start_id": LIFE, "worker": 0, "clock": 3})
     for _ in range(2):
         assert torch.equal(peer.keeper.held.tensors(3)["answer.0"], value)
         peer.revive()
@@ -549,13 +560,13 @@ def test_a_shard_that_is_ahead_by_one_gives_what_it_held_before(tmp_path, killed
     before = {name: tensor.clone() for name, tensor in peer.keeper.held.tensors(3).items()}
     assert prepare(peer, 2, [1.0, 1.0, 1.0, 1.0])
     for _ in range(2):  # said again, it changes nothing twice
-        peer.ask("flip", {"protocol": PROTOCOL, "life": LIFE, "clock": 4, "waiting": []})
+        peer.ask("flip", {"protocol": PROTOCOL, "start_id": LIFE, "clock": 4, "waiting": []})
         if killed:
             peer.revive()
     assert torch.equal(peer.keeper.held.tensors(4)["value"], before["value"] + 1)
     assert torch.equal(peer.keeper.held.tensors(3)["value"], before["value"])
     room = torch.empty(4)
-    pull = {"op": "pull", "life": LIFE}
+    pull = {"op": "pull", "start_id": LIFE}
     assert peer.exchange({**pull, "clock": 3}, {}, lambda back: {"value": room}) == {}
     assert torch.equal(room, before["value"])
     assert prepare(peer, 3, [1.0, 1.0, 1.0, 1.0], clock=5)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from paragrad import flat
+from paragrad.core import flat
 from paragrad.data.source import Arrays
 from paragrad.errors import UsageError
+from paragrad.learners.batch import split
+from paragrad.learners.criterion import aligned, normaliser
 from paragrad.learners.learner import Learner
-from paragrad.learners.torch import TorchLearner, accuracy, aligned, normaliser, split
+from paragrad.learners.torch import TorchLearner
 from paragrad.optim import optimizer as optim
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -384,15 +386,6 @@ def test_taking_a_gradient_does_not_move_the_weights() -> None:
     before = learner.weights.clone()
     learner.gradient(batches()[0], torch.empty_like(before))
     assert torch.equal(learner.weights, before)
-
-
-def test_accuracy_leaves_out_what_the_loss_ignores() -> None:
-    output, target = torch.eye(4), torch.tensor([0, 1, -100, 0])
-    assert accuracy(nn.CrossEntropyLoss(), output, target) == pytest.approx(2 / 3)
-    assert accuracy(nn.CrossEntropyLoss(), output, torch.eye(4).roll(1, 0)) == 0.0
-    assert accuracy(nn.BCELoss(), torch.tensor([0.2, 0.9]), torch.tensor([0.0, 0.0])) == 0.5
-    assert accuracy(nn.MSELoss(), output, output) is None
-    assert accuracy(nn.MSELoss(), (output,), output) is None
 
 
 def test_evaluation_is_the_mean_over_all_rows_and_changes_nothing() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paragrad as pg
+from paragrad.core.job import Job
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
-from paragrad.job import Job
 from paragrad.learners.batchable import why_not
 from paragrad.learners.torch import TorchLearner
 

@@ -1,6 +1,7 @@
 """A run looked at from outside."""
 
 import pytest
+
 from tests.conftest import Watch
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paragrad as pg
-from paragrad.flat import Flat
+from paragrad.core.flat import Flat
 from paragrad.optim import optimizer as optimizers
 from paragrad.optim.centeroptimizer import CenterOptimizer
 from paragrad.optim.cut import CutOptimizer, kept

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import paragrad as pg
+from paragrad.core.job import Job
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
-from paragrad.job import Job
 from paragrad.learners.torch import TorchLearner
 from paragrad.optim import optimizer as optim
 from paragrad.optim.optimizer import ELEMENTWISE, names

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from paragrad.core.flat import Flat, trained
 from paragrad.errors import UsageError
-from paragrad.flat import Flat, trained
 from paragrad.optim import optimizer as optim
 from paragrad.optim.centeroptimizer import CenterOptimizer
 from paragrad.optim.optimizer import FlatOptimizer, factory, names, takes_model

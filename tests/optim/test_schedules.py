@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paragrad as pg
-from paragrad import options
+from paragrad.config import options
 from paragrad.optim import schedules
-from paragrad.optim.schedules import Cosine, Exponential, Falling, Linear, Schedule, Step, Warmup
+from paragrad.optim.schedules import FIRST, Cosine, Exponential, Falling, Linear, Schedule, Step, Warmup
 
 SHARE = st.floats(0.0, 1.0)
 MADE = st.one_of(
@@ -48,8 +48,13 @@ def test_the_rate_is_whole_after_the_warm_up_and_comes_to_its_floor(made: Schedu
     assert made(1.5) == made(1.0)
     if isinstance(made, Falling):
         assert math.isclose(made(1.0), made.floor, abs_tol=1e-12)
+
+
+@given(MADE)
+def test_no_step_of_a_warm_up_is_made_in_vain(made: Schedule) -> None:
+    assert made(0.0) > 0
     if made.warmup:
-        assert made(0.0) == 0.0
+        assert made(0.0) == FIRST
 
 
 @given(MADE)
@@ -72,7 +77,7 @@ def test_the_text_of_a_schedule_makes_the_same(made: Schedule) -> None:
         ("step:at=(0.5,0.75)", 0.6, 0.1),
         ("step:at=0.3,factor=0.5", 0.3, 0.5),
         ("exponential:floor=0.01", 0.5, 0.1),
-        ("warmup", 0.025, 0.5),
+        ("warmup", 0.025, 0.505),
         ("warmup:warmup=0.1", 0.9, 1.0),
         ("COSINE", 1.0, 0.0),
     ],

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paragrad.bowl import Bowl
-from paragrad.center import Center
+from paragrad.core.center import Center
+from paragrad.core.job import Job
 from paragrad.data.leases import Leases
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
-from paragrad.job import Job
+from paragrad.laws.bowl import Bowl
 from paragrad.types import Commit
 
 START = (1.0, 2.0, 3.0)
@@ -48,7 +48,7 @@ def center_of(scheme, *, workers=2, lr=0.1, optimizer=None, batches=200):
 
 def send(center, worker, value, *, sequence=None, version=None, steps=1, weight=1.0, lr=0.1, seconds=1.0, **also):
     """Commit a value taken at a clock (now, if not said); the replies that it brings, by worker."""
-    waiting = {position for other in center._round for position in other.batches}
+    waiting = {position for other in center.round.commits for position in other.batches}
     message = Commit(
         worker=worker,
         sequence=center.last(worker) + 1 if sequence is None else sequence,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import paragrad as pg
-from paragrad.replica import Replica
+from paragrad.core.replica import Replica
 from paragrad.types import Reply
 from tests.schemes.golden import START, center_of, near, run, send, vector
 

@@ -13,7 +13,7 @@ from tests.schemes.golden import center_of, near, run, send
 
 
 def test_four_commits_of_delayed_nesterov_by_hand():
-    center = center_of(pg.AsyncDiLoCo(window=1, lr=0.5, momentum=0.5, delay=2, c=0.25))
+    center = center_of(pg.AsyncDiLoCo(window=1, outer_lr=0.5, outer_momentum=0.5, delay=2, c=0.25))
     send(center, 0, [-4.0, 0.0, 0.0])
     # Δ = 4, v = 0: c - 0.5 (4 / 2)
     assert near(center.value, 0.0, 2.0, 3.0)
@@ -31,7 +31,7 @@ def test_four_commits_of_delayed_nesterov_by_hand():
 
 
 def test_with_delay_1_it_is_nesterov_at_every_commit():
-    center = center_of(pg.AsyncDiLoCo(window=1, lr=0.5, momentum=0.5, delay=1))
+    center = center_of(pg.AsyncDiLoCo(window=1, outer_lr=0.5, outer_momentum=0.5, delay=1))
     send(center, 0, [2.0, 0.0, 0.0])
     assert near(center.value, 1.0 + 0.5 * (2 + 0.5 * 2), 2.0, 3.0)
     send(center, 1, [2.0, 0.0, 0.0])
@@ -42,8 +42,8 @@ def test_with_delay_1_it_is_nesterov_at_every_commit():
 @pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (0.07, 0.5), (1.0, 0.0)])
 def test_one_worker_is_diloco_to_the_bit(lr, momentum, delay):
     schemes = (
-        pg.AsyncDiLoCo(window=3, lr=lr, momentum=momentum, delay=delay),
-        pg.DiLoCo(window=3, lr=lr, momentum=momentum),
+        pg.AsyncDiLoCo(window=3, outer_lr=lr, outer_momentum=momentum, delay=delay),
+        pg.DiLoCo(window=3, outer_lr=lr, outer_momentum=momentum),
     )
     assert torch.equal(*(run(scheme, 1).center.value for scheme in schemes))
 
@@ -51,7 +51,7 @@ def test_one_worker_is_diloco_to_the_bit(lr, momentum, delay):
 @pytest.mark.parametrize("c", [0.0, 0.2, 0.5])
 def test_n_commits_from_one_center_are_one_nesterov_step_on_their_mean_but_for_what_c_keeps_back(c):
     ends = []
-    for scheme in (pg.AsyncDiLoCo(window=1, lr=0.5, delay=2, c=c), pg.DiLoCo(window=1, lr=0.5)):
+    for scheme in (pg.AsyncDiLoCo(window=1, outer_lr=0.5, delay=2, c=c), pg.DiLoCo(window=1, outer_lr=0.5)):
         center = center_of(scheme)
         send(center, 0, [1.0, -2.0, 0.5], version=0)
         send(center, 1, [3.0, 0.0, 0.5], version=0)
@@ -62,7 +62,7 @@ def test_n_commits_from_one_center_are_one_nesterov_step_on_their_mean_but_for_w
 
 
 def test_the_delay_is_the_number_of_workers_if_not_given():
-    ends = [run(pg.AsyncDiLoCo(window=2, lr=0.5, delay=delay), 3).center.value for delay in (None, 3, 1)]
+    ends = [run(pg.AsyncDiLoCo(window=2, outer_lr=0.5, delay=delay), 3).center.value for delay in (None, 3, 1)]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
 
@@ -116,8 +116,8 @@ def test_an_engine_that_measures_nothing_is_refused():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lr": 0.0}, "lr=0.0"),
-        ({"momentum": 1.0}, "momentum=1.0, but AsyncDiLoCo needs lr > 0 and 0 <= momentum < 1"),
+        ({"outer_lr": 0.0}, "outer_lr=0.0"),
+        ({"outer_momentum": 1.0}, "outer_momentum=1.0, but AsyncDiLoCo needs outer_lr > 0 and 0 <= outer_momentum < 1"),
         ({"delay": 0}, "delay=0, but the momentum is updated at every delay-th commit: take 1 or more"),
         ({"delay": 4, "c": 0.3}, "c=0.3, but the momentum is shared out by 0 <= c <= 1 / delay = 0.25"),
         ({"c": -0.1}, "c=-0.1"),
@@ -133,35 +133,35 @@ def test_a_bad_value_is_refused(options, said):
 @pytest.mark.parametrize(
     ("scheme", "workers", "said"),
     [
-        (pg.AsyncDiLoCo(delay=1), 4, "lr below 0.043 holds, and with delay=4 lr below 0.71"),
-        (pg.AsyncDiLoCo(delay=1), 8, "lr below 0.016 holds"),
-        (pg.AsyncDiLoCo(lr=0.7), 8, "lr=0.7, momentum=0.9 and delay=8 is unstable"),
+        (pg.AsyncDiLoCo(delay=1), 4, "outer_lr below 0.043 holds, and with delay=4 outer_lr below 0.71"),
+        (pg.AsyncDiLoCo(delay=1), 8, "outer_lr below 0.016 holds"),
+        (pg.AsyncDiLoCo(outer_lr=0.7), 8, "outer_lr=0.7, outer_momentum=0.9 and delay=8 is unstable"),
         (pg.AsyncDiLoCo(c=0.5), 4, "c up to 0.25"),
     ],
 )
 def test_an_unstable_choice_is_warned_of_with_the_rate_that_holds(scheme, workers, said):
-    assert said in " ".join(scheme.warnings(workers))
+    assert said in " ".join(scheme.warnings(pg.SchemePlan(workers)))
 
 
 @pytest.mark.parametrize("delay", [1, 2, 8])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_rate_that_is_advised_is_not_warned_of_in_its_turn(delay, momentum):
-    (warning,) = pg.AsyncDiLoCo(lr=5.0, delay=delay, momentum=momentum).warnings(8)
+    (warning,) = pg.AsyncDiLoCo(outer_lr=5.0, delay=delay, outer_momentum=momentum).warnings(pg.SchemePlan(8))
     advised, other = (float(number) for number in re.findall(r"lr below ([\d.]+\d)", warning))
-    assert pg.AsyncDiLoCo(lr=advised, delay=delay, momentum=momentum).warnings(8) == []
-    assert pg.AsyncDiLoCo(lr=other, delay=8, momentum=momentum).warnings(8) == []
-    assert pg.AsyncDiLoCo(lr=1.2 * advised, delay=delay, momentum=momentum).warnings(8) != []
+    assert pg.AsyncDiLoCo(outer_lr=advised, delay=delay, outer_momentum=momentum).warnings(pg.SchemePlan(8)) == []
+    assert pg.AsyncDiLoCo(outer_lr=other, delay=8, outer_momentum=momentum).warnings(pg.SchemePlan(8)) == []
+    assert pg.AsyncDiLoCo(outer_lr=1.2 * advised, delay=delay, outer_momentum=momentum).warnings(pg.SchemePlan(8)) != []
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 16, 64])
 def test_the_defaults_are_not_warned_of(workers):
-    assert pg.AsyncDiLoCo().warnings(workers) == []
+    assert pg.AsyncDiLoCo().warnings(pg.SchemePlan(workers)) == []
 
 
 @pytest.mark.parametrize(("lr", "stable"), [(0.038, True), (0.055, False)])
 def test_the_warning_is_true(lr, stable):
     """Windows that come to rest; four workers in turn, momentum at every commit: 0.046 is the limit."""
-    scheme = pg.AsyncDiLoCo(window=4, lr=lr, delay=1)
+    scheme = pg.AsyncDiLoCo(window=4, outer_lr=lr, delay=1)
     serial = run(scheme, 4, lr=0.9, flat=True, rows=400, epochs=40, commits=800)
     assert (float(serial.center.value.abs().max()) < 0.1) == stable
-    assert (scheme.warnings(4) == []) == stable
+    assert (scheme.warnings(pg.SchemePlan(4)) == []) == stable

@@ -31,7 +31,7 @@ def test_a_late_gradient_is_dropped_and_its_rows_are_done_again_from_the_new_cen
     assert torch.equal(center.value, before)
     assert (reply.applied, reply.batches, reply.version) == (False, late, 1)
     assert torch.equal(reply.value, before)
-    assert center.counts.dropped == 1
+    assert center.ledger.counts.dropped == 1
 
 
 def test_two_backups_of_three_workers_leave_a_quorum_of_one():
@@ -52,7 +52,7 @@ def test_without_backups_it_is_syncsgd_to_the_bit(seed):
 def test_every_row_is_used_once_though_a_slow_worker_is_often_late():
     run = serial(pg.BackupWorkers(), 3, choose=min)
     run.run()
-    assert run.center.counts.dropped > 0
+    assert run.center.ledger.counts.dropped > 0
     used = Counter(position for done in run.applied for position in done.batches)
     assert used == Counter(range(run.job.plan.positions))
 

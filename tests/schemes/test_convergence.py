@@ -6,8 +6,11 @@ import pytest
 import torch
 from benchmarks.choices import CHOICES
 
-from paragrad import models, options, schemes
+from paragrad import schemes
+from paragrad.config import options
 from paragrad.data.source import Arrays
+from paragrad.models import builtin
+from paragrad.types import SchemePlan
 from tests.conftest import train
 from tests.schemes.golden import serial
 
@@ -29,13 +32,13 @@ def test_it_comes_to_rest_in_the_minimum_of_a_quadratic(spec, workers):
     started = float(run.center.value.abs().max())
     run.run()
     rests = float(run.center.value.abs().max()) < 0.02 * started
-    warned = spec.startswith("downpour") and scheme.warnings(workers) and not scheme.zealous
+    warned = spec.startswith("downpour") and scheme.warnings(SchemePlan(workers)) and not scheme.zealous
     assert rests or warned, "what does not come to rest must have been warned of"
 
 
 @pytest.mark.parametrize(("spec", "optimizer"), CHOICES, ids=IDS)
 def test_it_learns_the_digits(spec, optimizer, tmp_path):
-    model = models.build("mlp", (64,), 10)
+    model = builtin.build("mlp", (64,), 10)
     scheme = options.parse(spec, "scheme", schemes)
     result = train(model, "digits", tmp_path / "run", scheme=scheme, optimizer=optimizer, holdout=0.2, epochs=8, batch_size=16)
     assert result.accuracy > 0.7

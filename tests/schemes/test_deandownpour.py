@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import paragrad as pg
-from paragrad import models
-from paragrad.bowl import Bowl
 from paragrad.data.plan import Plan
+from paragrad.laws.bowl import Bowl
+from paragrad.models import builtin
 from tests.schemes.golden import bowl_rows, center_of, close, commit, near, serial
 
 ROWS, BATCH, LR, GAMMA = 48, 2, 0.05, 0.1
@@ -97,7 +97,7 @@ def test_one_worker_makes_the_first_updates_alone():
 
 def test_it_trains_with_real_processes_that_fetch_inside_their_windows(tmp_path):
     result = pg.train(
-        models.build("mlp", (64,), 10),
+        builtin.build("mlp", (64,), 10),
         "digits",
         holdout=0.2,
         scheme=pg.DeanDownpour(window=4, fetch=2, rate=0.02, warm=3),

@@ -11,7 +11,7 @@ import torch
 
 import paragrad as pg
 from paragrad.engines.serial import Serial
-from paragrad.types import Done
+from paragrad.schemes.traits import is_scaled_movement
 from tests.conftest import Watch, every_batch_once, train
 from tests.schemes.golden import close, parameters_of, serial, trained_alone
 
@@ -24,11 +24,10 @@ class _Queued(Serial):
         super().__post_init__()
         self.queue = cycle([True])
 
-    def answer(self, actor, request):
-        answer = super().answer(actor, request)
-        if isinstance(answer, Done):
-            answer.busy = next(self.queue)
-        return answer
+    def window(self, actor, request):
+        done = super().window(actor, request)
+        done.busy = next(self.queue)
+        return done
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -58,7 +57,7 @@ def test_without_zeal_the_queue_does_not_matter():
 
 
 def test_a_zealous_exchange_is_still_one_pass():
-    assert pg.Downpour(window=4, zealous=True).is_scaled_movement
+    assert is_scaled_movement(pg.Downpour(window=4, zealous=True))
 
 
 def test_one_zealous_worker_is_plain_training_across_processes(model, rows, tmp_path):

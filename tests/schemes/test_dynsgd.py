@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import paragrad as pg
+from paragrad.schemes.traits import is_scaled_movement
 from tests.schemes.golden import center_of, near, run, send
 
 
@@ -23,7 +24,7 @@ def test_a_movement_is_divided_by_its_staleness_plus_one():
 
 
 def test_it_is_exchanged_in_one_pass():
-    assert pg.DynSGD().is_scaled_movement
+    assert is_scaled_movement(pg.DynSGD())
 
 
 def test_without_staleness_it_is_downpour():
@@ -66,4 +67,4 @@ def test_a_bad_value_is_refused(options, said):
 
 
 def test_nothing_is_known_to_diverge():
-    assert pg.DynSGD(window=50).warnings(32) == []
+    assert pg.DynSGD(window=50).warnings(pg.SchemePlan(32)) == []

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import paragrad as pg
-from paragrad.bowl import Bowl
+from paragrad.core.replica import Replica
 from paragrad.engines.serial import Serial
-from paragrad.replica import Replica
+from paragrad.laws.bowl import Bowl
 from paragrad.types import Reply, Vector
 from tests.schemes.golden import center_of, close, commit, serial, slope, vector
 
@@ -117,7 +117,7 @@ def test_after_a_refusal_a_worker_begins_at_the_center_at_rest(spoilt, with_work
     run = serial(eamsgd(), 2, rows=160, epochs=1, kind=_Told)
     run.spoilt, run.with_worker = spoilt, with_worker
     run.run()
-    assert run.center.counts.refused == len(spoilt)
+    assert run.center.ledger.counts.refused == len(spoilt)
     assert_is_the_paper(run)
 
 

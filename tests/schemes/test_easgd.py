@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import paragrad as pg
-from paragrad.bowl import Bowl
-from paragrad.replica import Replica
+from paragrad.core.replica import Replica
+from paragrad.laws.bowl import Bowl
 from paragrad.types import Reply
 from tests.schemes.golden import START, center_of, close, commit, serial, slope, vector, weights_of
 
@@ -103,7 +103,7 @@ def test_a_window_ends_where_a_step_is_short_against_the_spring(ends, moved, goe
 
 
 def test_only_the_early_forms_are_asked_after_each_step():
-    assert [pg.EASGD(ends=ends).early for ends in ("window", "thesis", "relative")] == [False, True, True]
+    assert [pg.EASGD(ends=ends).early for ends in ("window", "thesis", "relative")] == [None, "step", "step"]
 
 
 def test_the_thesis_form_commits_after_every_step_once_gradients_are_short():
@@ -142,7 +142,7 @@ def test_it_warns_exactly_where_the_distance_of_the_workers_from_the_center_does
     rounds = len(run.applied) // 4
     assert close(after, before * (1 - alpha * (5 if form == "sum" else 2)) ** rounds, within=1e-9)
     assert (float(after.norm()) < 0.99 * float(before.norm())) is holds
-    assert bool(scheme.warnings(4)) is not holds
+    assert bool(scheme.warnings(pg.SchemePlan(4))) is not holds
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_it_warns_exactly_where_the_distance_of_the_workers_from_the_center_does
     ],
 )
 def test_a_choice_known_to_diverge_is_warned_of_with_the_value_that_holds(scheme, workers, said):
-    (warning,) = scheme.warnings(workers)
+    (warning,) = scheme.warnings(pg.SchemePlan(workers))
     assert all(text in warning for text in said), warning
 
 
 @pytest.mark.parametrize("workers", [1, 2, 10, 100])
 def test_the_defaults_hold_for_any_number_of_workers(workers):
-    assert pg.EASGD().warnings(workers) == []
-    assert pg.EASGD(form="mean", alpha=0.9).warnings(workers) == []
+    assert pg.EASGD().warnings(pg.SchemePlan(workers)) == []
+    assert pg.EASGD(form="mean", alpha=0.9).warnings(pg.SchemePlan(workers)) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import paragrad as pg
-from paragrad.replica import Replica
+from paragrad.core.replica import Replica
+from paragrad.schemes.traits import pulls_before_commit
 from paragrad.types import Reply
 from tests.schemes.golden import center_of, commit, near
 
@@ -63,11 +64,11 @@ def test_the_thesis_form_commits_the_force_from_the_pulled_center():
     me = Replica(torch.tensor([3.0, 2.0, 1.0]))
     me.center = torch.tensor([1.0, 1.0, 1.0])
     assert scheme.commit(me).tolist() == [1.0, 0.5, 0.0]
-    assert scheme.fresh
+    assert pulls_before_commit(scheme)
 
 
 def test_diloco_makes_an_outer_nesterov_step():
-    center = center_of(pg.DiLoCo(window=1, lr=0.5, momentum=0.5))
+    center = center_of(pg.DiLoCo(window=1, outer_lr=0.5, outer_momentum=0.5))
     for round_, expected in ((1, [1.0 + 0.5 * 1.5, 2.0, 3.0]), (2, [1.75 + 0.5 * (1 + 0.5 * 1.5), 2.0, 3.0])):
         commit(center, 0, [2.0, 0.0, 0.0], sequence=round_, version=round_ - 1)
         commit(center, 1, [0.0, 0.0, 0.0], sequence=round_, version=round_ - 1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import paragrad as pg
-from paragrad.replica import Replica
+from paragrad.core.replica import Replica
 from paragrad.types import Reply
-from paragrad.worker import Receive, Send
+from tests.laws.table import Holding
 from tests.schemes.golden import center_of, near, run, send, serial, vector
 
 
@@ -146,17 +144,14 @@ def test_a_bad_value_is_refused(options, said):
 
 
 def test_staleness_counts_what_landed_between_the_pull_and_the_commit():
-    run = serial(pg.GEM(), 2, stolen=True)
+    run = serial(pg.GEM(), 2, stolen=True, kind=Holding)
     run.start()
-    mine = run.actors[0]
     run.step(0)  # worker 0 commits; worker 1 has begun at clock 0
-    while not isinstance(mine.request, Send):  # worker 0 goes on to its next commit: it pulls at clock 1
-        answer, mine.reply = (mine.reply, None) if isinstance(mine.request, Receive) else (run.answer(mine, mine.request), None)
-        mine.request = mine.loop.send(answer)
+    run.holds = True
+    run.step(0)  # worker 0 goes on to its next commit: it pulls at clock 1
+    run.holds = False
     run.step(1)  # clock 2
-    sent = mine.request.commit
-    mine.request = mine.loop.send(None)
-    run.deliver(run.center.receive(replace(sent, value=sent.value.clone())))  # clock 3; it adopts what it pulled at 1
+    run.let_go(0)  # clock 3; it adopts what it pulled at 1
     assert run.applied[-1].staleness == 1
     run.step(0)
     assert run.applied[-1].version == 2

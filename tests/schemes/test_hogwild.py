@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import paragrad as pg
-from paragrad.bowl import Bowl
+from paragrad.core.job import Job
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays
 from paragrad.engines.serial import Serial
-from paragrad.job import Job
+from paragrad.laws.bowl import Bowl
 from tests.conftest import Watch, every_batch_once, train
 from tests.schemes.golden import START, close, parameters_of, serial, slope, trained_alone, vector
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import paragrad as pg
-from paragrad.bowl import Bowl
-from paragrad.center import Center
+from paragrad.core.center import Center
 from paragrad.data.leases import Leases
+from paragrad.laws.bowl import Bowl
 from paragrad.learners.torch import TorchLearner
 from paragrad.types import CenterView, Commit, Vector
 from tests.schemes.golden import START, center_of, close, commit, serial, vector

@@ -65,4 +65,4 @@ def test_a_bad_value_is_refused(options, said):
 
 
 def test_nothing_is_known_to_diverge():
-    assert pg.StalenessAware().warnings(32) == []
+    assert pg.StalenessAware().warnings(pg.SchemePlan(32)) == []

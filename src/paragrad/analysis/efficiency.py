@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from paragrad.errors import UsageError
+from paragrad.rundir import record
 from paragrad.types import Event
 
 Curve = list[tuple[float, float]]
@@ -15,12 +17,7 @@ Curve = list[tuple[float, float]]
 
 def accuracy(events: Iterable[Event], *, name: str = "the run") -> Curve:
     """Accuracy on the validation rows against time, those looks left out that a resumed run went back behind."""
-    looks: list[Event] = []
-    for event in events:
-        if event.kind in ("resume", "restart"):
-            looks = [look for look in looks if look.data["clock"] <= event.data["clock"]]
-        elif event.kind == "validation" and event.data.get("accuracy") is not None:
-            looks.append(event)
+    looks = [look for look in record.looked(events) if math.isfinite(look.data.get("accuracy", math.nan))]
     curve = sorted((look.time, float(look.data["accuracy"])) for look in looks)
     if len(curve) < 2:
         raise UsageError(

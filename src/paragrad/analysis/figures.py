@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from paragrad import canvas
 from paragrad.analysis.momentum import Momentum
 from paragrad.analysis.staleness import Sample, Worker, by_worker
 from paragrad.errors import UsageError
+from paragrad.plotting import canvas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def _histograms(axes: Any, workers: Sequence[Worker]) -> None:
     axes.axvline(mean, color=INK, lw=1, ls=":", label=f"mean {mean:.2f}")
     share = "share of commits (%)" + (f", {width} updates a bar" if width > 1 else "")
     axes.set(xlabel="staleness (updates of the center)", ylabel=share, title="Staleness")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.legend(fontsize=8)
 
 
@@ -99,7 +99,9 @@ def _over_time(axes: Any, commits: Sequence[Sample], *, distance: bool, named: b
         axes.set(ylabel="Euclidean norm", title="How far the center moved during a window")
     else:
         axes.set(ylabel="staleness (updates)", title="Staleness over time")
-    axes.set(xlabel="virtual seconds" if virtual else "seconds", ylim=(0, None))
+        axes.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    top = max(heights) or 1.0
+    axes.set(xlabel="virtual seconds" if virtual else "seconds", ylim=(-0.04 * top, 1.06 * top))
     axes.legend(fontsize=8)
 
 

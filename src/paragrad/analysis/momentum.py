@@ -22,7 +22,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from paragrad.errors import UsageError
-from paragrad.learners.torch import Loss
+from paragrad.learners.criterion import Loss
 
 GROUPS = 20
 """Runs are gathered in so many groups; the errors come from leaving out one group after another."""

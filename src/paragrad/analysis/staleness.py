@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from paragrad.record import effective
-from paragrad.tally import Staleness
+from paragrad.rundir.record import effective
+from paragrad.rundir.tally import Staleness
 from paragrad.types import Event
 
 

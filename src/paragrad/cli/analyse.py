@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paragrad.errors import counted
+
 if TYPE_CHECKING:
     from paragrad.analysis.staleness import Balance, Sample
     from paragrad.types import Event
@@ -32,12 +34,13 @@ def analyse(
         )
     if figures is not None:
         from paragrad.analysis.figures import staleness as draw
-        from paragrad.record import is_virtual
+        from paragrad.rundir.record import is_virtual
 
         virtual = any(event.kind == "start" and is_virtual(event.data) for event in events)
         draw(figures / "staleness.png", commits, virtual=virtual)
     console.print(_table(run, commits, _idle(run)))
-    for line in _told(staleness.balance(events), gaps=any(event.kind == "gap" for event in events)):
+    workers = len({commit.worker for commit in commits})
+    for line in _told(staleness.balance(events), workers, gaps=any(event.kind == "gap" for event in events)):
         console.print(line, soft_wrap=True, markup=False)
     if ratio is not None:
         place = "ahead" if ratio > 1 else "behind" if ratio < 1 else "even"
@@ -52,8 +55,8 @@ def analyse(
 
 def record_of(run: Path) -> list[Event]:
     """The events of a run's directory, of which at least one must be an applied commit."""
-    from paragrad import record
     from paragrad.errors import UsageError
+    from paragrad.rundir import record
 
     events = list(record.read(run))
     if not record.effective(events):
@@ -80,11 +83,12 @@ def _table(run: Path, commits: list[Sample], idle: dict[int, float]) -> Any:
     return made
 
 
-def _told(found: Balance, *, gaps: bool) -> list[str]:
+def _told(found: Balance, workers: int, *, gaps: bool) -> list[str]:
     """The law of staleness in numbers, and what must not be read from them."""
     signed = f"{found.elsewhere:+,}".replace("+", "− ").replace("-", "+ ") if found.elsewhere else "− 0"
     lines = [
-        f"Mean staleness {found.staleness / found.commits:.2f}, over {found.commits:,} commits in {found.updates:,} updates.",
+        f"Mean staleness {found.staleness / found.commits:.2f}, over {counted(found.commits, 'commit')} in "
+        f"{counted(found.updates, 'update')}.",
         f"Where it comes from: {found.staleness:,} = {found.others:,} (other windows in progress, one a worker, or two "
         f"with overlap, summed over updates) − {found.unfinished:,} (windows that no commit ended) {signed} (windows that "
         "began later or earlier than with their worker's last commit, or with overlap the one before it)",
@@ -92,10 +96,11 @@ def _told(found: Balance, *, gaps: bool) -> list[str]:
     if not found.holds:
         why = "lines of the record are missing" if gaps else "the record is not whole, or its events are not in order"
         lines.append(f"WARNING: both sides differ, {found.staleness:,} and {found.explained:,}: {why}.")
-    if found.commits == found.updates and found.others:
+    if workers > 1 and found.commits == found.updates and found.others:
         lines.append(
-            "Momentum is not read from this: 1 - 1/n is a law of the mean of many runs with memoryless windows. YellowFin's "
-            "estimator with η/n is circular as evidence: plain SGD told that it is n workers reads about 1 - 1/n, too."
+            f"Asynchronous workers act like extra momentum: in theory about 1 - 1/n = {1 - 1 / workers:.2f} for n = {workers} "
+            "workers with plain SGD (Mitliagkas et al. 2016). So try less momentum in the optimiser when you add workers. "
+            "This run cannot show its size: it appears in the mean of many runs, where paragrad.analysis.momentum measures it."
         )
     return lines
 

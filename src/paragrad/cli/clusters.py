@@ -19,8 +19,8 @@ def clusters(
 
     from paragrad import cluster as known
     from paragrad.cli.tables import catalogue, console, field_table, flowing, table
+    from paragrad.config.options import as_toml, fields_of
     from paragrad.errors import unknown
-    from paragrad.options import as_toml, fields_of
 
     parts: dict[str, type[Any]] = {**known.TIMES, **known.FAULTS, "churn": known.Churn}
     if name is not None:
@@ -54,7 +54,7 @@ def _forms(title: str, parts: dict[str, Any]) -> None:
     import inspect
 
     from paragrad.cli.tables import catalogue, flowing
-    from paragrad.options import fields_of
+    from paragrad.config.options import fields_of
 
     lines = {}
     for name, cls in parts.items():

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paragrad.errors import counted
+
 if TYPE_CHECKING:
     from paragrad.data.formats.file import Array, Jagged
 
@@ -46,7 +48,7 @@ def _show(source: str, tree: str | None) -> None:
         file = open_file(path, tree)
         rows = sum(file.lengths)
         pieces = "1 piece" if len(file.lengths) == 1 else f"{len(file.lengths):,} pieces"
-        made = table("column", "type", "first row", title=f"{file.name}: {rows:,} rows, read in {pieces}")
+        made = table("column", "type", "first row", title=f"{file.name}: {counted(rows, 'row')}, read in {pieces}")
         first = file.read(0, list(file.columns)) if rows else {}
         for name, column in file.columns.items():
             made.add_row(Text(name), Text(str(column)), Text(_first(first[name]) if rows else ""))

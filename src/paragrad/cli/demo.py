@@ -15,7 +15,6 @@ SETTINGS = {
     "epochs": 60,
     "batch_size": 32,
     "seed": 0,
-    "validate_every": 1.0,
 }
 
 
@@ -23,11 +22,12 @@ def demo(workers: Annotated[int, typer.Option(help="How many worker processes.")
     """Train on handwritten digits under three schemes, and compare them."""
     from paragrad.cli.tables import console, table
     from paragrad.cli.train import carry_out
-    from paragrad.display import number as figure
+    from paragrad.errors import counted
+    from paragrad.rundir.display import number as figure
 
     results = {}
     for number, scheme in enumerate(SCHEMES, 1):
-        console.print(f"\n[bold]{number} of {len(SCHEMES)}: {scheme}[/bold] with {workers} workers")
+        console.print(f"\n[bold]{number} of {len(SCHEMES)}: {scheme}[/bold] with {counted(workers, 'worker')}")
         results[scheme] = carry_out(SETTINGS | {"scheme": scheme, "workers": workers}, resume=False, quiet=False, table=False)
     made = table("scheme", "accuracy", "seconds", "samples/s", "commits", "mean staleness")
     for column in made.columns[1:]:
@@ -44,7 +44,7 @@ def demo(workers: Annotated[int, typer.Option(help="How many worker processes.")
         )
     console.print()
     console.print(made)
-    console.print("The runs lie in " + ", ".join(str(result.directory) for result in results.values()), soft_wrap=True)
+    console.print("Run directories: " + ", ".join(str(result.directory) for result in results.values()), soft_wrap=True)
     console.print(
         "The same on your own data: paragrad train --data events.parquet --label COLUMN --workers 4 (see docs/data.md)",
         soft_wrap=True,

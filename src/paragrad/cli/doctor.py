@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -45,9 +48,43 @@ def doctor() -> None:
         missing |= finding.state == "missing"
         made.add_row(Text(*marks[finding.state]), finding.name, Text(finding.found), Text(finding.remedy))
     console.print(made)
+    console.print(_extras())
     console.print("This machine cannot run paragrad yet." if missing else "This machine can run paragrad.")
     if missing:
         raise typer.Exit(1)
+
+
+def _extras() -> Any:
+    """A table of the libraries that only some features need."""
+    from rich.text import Text
+
+    from paragrad.cli.tables import table
+    from paragrad.config.extras import EXTRAS, USES, command
+
+    made = table("", "extra", "for", "installed", "to install it", title="Extras: none is needed to train")
+    for extra, requirements in EXTRAS.items():
+        found = {requirement: installed(requirement) for requirement in requirements}
+        ok = all(good for _, good in found.values())
+        said = ", ".join(f"{requirement.split('>=')[0]} {version}" for requirement, (version, _) in found.items())
+        mark = Text("✓", "green") if ok else Text("–", "dim")
+        made.add_row(mark, extra, Text(USES[extra]), Text(said), Text("" if ok else command(extra)))
+    return made
+
+
+def installed(requirement: str) -> tuple[str, bool]:
+    """The version of a library that is installed, and whether it is new enough for ``name>=version``."""
+    name, least = requirement.split(">=")
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "missing", False
+    ok = _ordered(version) >= _ordered(least)
+    return version if ok else f"{version}, too old", ok
+
+
+def _ordered(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: 2.13.0+cpu is (2, 13, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))
 
 
 def python() -> Finding:
@@ -58,9 +95,7 @@ def python() -> Finding:
 
 
 def system() -> Finding:
-    ok = sys.platform == "linux"
-    remedy = "" if ok else "The local engine needs Linux (memfd, eventfd); run it in a container or in WSL."
-    return Finding("system", f"{platform.system()} {platform.release()}", "ok" if ok else "missing", remedy)
+    return Finding("system", f"{platform.system()} {platform.release()}")
 
 
 def pytorch() -> Finding:
@@ -68,9 +103,8 @@ def pytorch() -> Finding:
         import torch
     except ImportError as error:
         return Finding("torch", f"cannot be imported: {error}", "missing", "pip install 'torch>=2.11'")
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     devices = f", {torch.cuda.device_count()} GPU" if torch.cuda.is_available() else ", no GPU"
-    if (major, minor) < (2, 11):
+    if _ordered(torch.__version__) < (2, 11):
         return Finding(
             "torch", torch.__version__ + devices, "warning", "paragrad is tested with torch 2.11 and newer: upgrade."
         )

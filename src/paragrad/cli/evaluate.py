@@ -12,7 +12,7 @@ from paragrad.cli.rows import Checkpoint, Data, Label, RunDir, Tree, Weight
 
 if TYPE_CHECKING:
     from paragrad.data.given import Given
-    from paragrad.trained import Trained
+    from paragrad.load import Trained
 
 NAMES = {
     "rows": "rows",
@@ -38,18 +38,26 @@ def evaluate(
     weight: Weight = None,
     tree: Tree = None,
     checkpoint: Checkpoint = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:FUNCTION", help="A further figure: a function of (output, target). Repeatable."),
+    ] = None,
+    positive: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="The class that F1 is of. \\[default: as in training, or signal, or the second]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Compare what a trained model says with the labels: accuracy, loss, AUC, F1, confusion matrix; significance with weights.
 
     paragrad evaluate runs/first --data test.npz
     """
-    from paragrad.recipe import named_data
-    from paragrad.trained import load
+    from paragrad.jobs.recipe import named_data
+    from paragrad.load import load
 
     trained = load(run, checkpoint=checkpoint)
     rows = trained.given(named_data(data, label=label, weight=weight, tree=tree), labelled=True)
-    found = trained.judged(rows)
+    found = trained.judged(rows, metrics=metric, positive=positive)
     if as_json:
         typer.echo(json.dumps(_plain(found) | {"classes": trained.classes, "data": rows.name}))
     else:
@@ -67,9 +75,11 @@ def show(trained: Trained, rows: Given, found: dict[str, Any]) -> None:
     console.print(f"{trained.directory}, on {rows.name}:", soft_wrap=True, markup=False)
     made = table("figure", "value")
     made.columns[1].justify = "right"
-    for name, title in NAMES.items():
+    titles = NAMES | {"f1": f"F1 of {found['positive']}"} if "positive" in found else NAMES
+    further = [name for name, value in found.items() if name not in NAMES and isinstance(value, float)]
+    for name, title in {**titles, **{name: name for name in further}}.items():
         if name in found:
-            made.add_row(title, f"{found[name]:,}" if name == "rows" else figure(found[name]))
+            made.add_row(Text(title), f"{found[name]:,}" if name == "rows" else figure(found[name]))
     console.print(made)
     matrix = found.get("confusion")
     if matrix is not None and len(matrix) <= WIDEST:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paragrad.engines.signals import not_ended_by_usr1, sigterm_as_ctrl_c
+from paragrad.engines.process.signals import not_ended_by_usr1, sigterm_as_ctrl_c
 
 ENDED = {
     "finished": "All rows are used: the run is done.",
@@ -66,7 +66,7 @@ def join(
 
     try:
         with not_ended_by_usr1(), sigterm_as_ctrl_c():
-            from paragrad.joining import join as begin
+            from paragrad.join import join as begin
 
             work = partial(
                 begin,

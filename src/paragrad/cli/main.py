@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from signal import SIGINT
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -22,33 +23,45 @@ from paragrad.cli import (
     plot,
     predict,
     replay,
+    runs,
     schemes,
     serve,
     shard,
     train,
     transforms,
 )
-from paragrad.errors import ParagradError, UsageError
+from paragrad.errors import Interrupted, ParagradError, UsageError
+
+BY_SIGNAL = 128
+"""Added to the number of the signal that ended a command, as in a shell: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 class Commands(TyperGroup):
-    """Turns what paragrad raises on purpose into a message and an exit status: 2 bad usage, 1 else."""
+    """Turns what paragrad raises on purpose into a message and an exit status: 2 bad usage, 130 or 143 for a signal, 1 else."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except UsageError as error:
             _fail(str(error), 2)
+        except Interrupted as stop:
+            _leave(str(stop), stop.signal)
         except ParagradError as error:
             _fail(str(error), 1)
         except KeyboardInterrupt:
-            _fail("Interrupted before there was a run.", 1)
+            _leave("Interrupted before the run began.", SIGINT)
 
 
 def _fail(message: str, status: int) -> NoReturn:
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(message, err=True)
     raise typer.Exit(status)
+
+
+def _leave(message: str, signal: int) -> NoReturn:
+    """End as the user asked: that is no error."""
+    typer.echo(message, err=True)
+    raise typer.Exit(BY_SIGNAL + signal)
 
 
 def _version(asked: bool) -> None:
@@ -76,7 +89,8 @@ app.command("evaluate", no_args_is_help=True)(evaluate.evaluate)
 app.command("predict", no_args_is_help=True)(predict.predict)
 app.command("demo")(demo.demo)
 app.command("analyse", no_args_is_help=True)(analyse.analyse)
-app.command("plot")(plot.plot)
+app.command("plot", no_args_is_help=True)(plot.plot)
+app.command("runs")(runs.runs)
 app.command("schemes")(schemes.schemes)
 app.command("engines")(engines.engines)
 app.command("clusters")(clusters.clusters)

@@ -7,12 +7,12 @@ def models() -> None:
     """What can be trained, with which losses, optimisers and schedules."""
     import inspect
 
-    from paragrad import losses
-    from paragrad import models as known
     from paragrad.cli.tables import catalogue
+    from paragrad.config.options import fields_of
+    from paragrad.models import builtin as known
+    from paragrad.models import losses
     from paragrad.optim import schedules
     from paragrad.optim.optimizer import names
-    from paragrad.options import fields_of
 
     catalogue("Models (--model)", known.CATALOGUE, "what it is")
     catalogue("Losses (--loss)", losses.CATALOGUE, "what it is for")

@@ -1,4 +1,4 @@
-"""``paragrad plot``: a picture of a run, from its record."""
+"""``paragrad plot``: a picture of one run or several, from their records."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ import typer
 
 
 def plot(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of runs; several are drawn over each other.")
+    ],
+    x: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS",
+            help="Draw curves over epochs, samples, updates or seconds. \\[default: epochs; of a single toy problem, its path]",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Where to draw it. \\[default: plot.png in the run's directory]")
+        Path | None,
+        typer.Option(
+            metavar="FILE.png",
+            help="Where to draw it. \\[default: plot.png in the run's directory, of several runs in this one]",
+        ),
     ] = None,
 ) -> None:
-    """Draw a run: the path of a toy problem, or loss and accuracy over time.
+    """Draw runs: loss and metrics over epochs, or the path of a toy problem.
 
-    paragrad train --model beale --scheme agn --optimizer sgd:lr=0.02 --out runs/toy && paragrad plot runs/toy
+    paragrad plot runs/first runs/second --x seconds --out compared.png
     """
-    from paragrad import plot as draw
+    from paragrad.plotting import plot as draw
 
-    typer.echo(f"The picture is {draw.plot(run, out)}")
+    typer.echo(f"The picture is {draw.plot(runs, out, x=x)}")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paragrad.cli.rows import Checkpoint, Data, Label, RunDir, Tree, Weight
+from paragrad.errors import counted
 
 if TYPE_CHECKING:
     from paragrad.data.given import Given
-    from paragrad.trained import Trained
+    from paragrad.load import Trained
 
 
 def predict(
@@ -30,16 +31,18 @@ def predict(
 
     paragrad predict runs/first --data new.npz --out predictions.parquet
     """
-    from paragrad import predictions
-    from paragrad.recipe import named_data
-    from paragrad.trained import load
+    from paragrad.evaluation import predictions
+    from paragrad.jobs.recipe import named_data
+    from paragrad.load import load
 
     predictions.check(out, force=force)
     trained = load(run, checkpoint=checkpoint)
     rows = trained.given(named_data(data, label=label, weight=weight, tree=tree), labelled=False)
     written = predictions.write(out, columns(trained, rows), rows.rows)
     if not quiet:
-        typer.echo(f"Predictions for {written:,} rows ({rows.name}): {out}")
+        for note in rows.notes:
+            typer.echo(note)
+        typer.echo(f"Predictions for {counted(written, 'row')} ({rows.name}): {out}")
 
 
 def columns(trained: Trained, rows: Given) -> Iterator[dict[str, Any]]:
@@ -47,7 +50,7 @@ def columns(trained: Trained, rows: Given) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from paragrad.errors import UsageError
-    from paragrad.outputs import BY_CLASS
+    from paragrad.evaluation.outputs import BY_CLASS
 
     first = 0
     for part in trained.predictions(rows):

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paragrad.errors import counted
+
 if TYPE_CHECKING:
-    from paragrad.replay import Replayed
+    from paragrad.replay.compare import Replayed
 
 
 def replay(
@@ -28,7 +30,7 @@ def replay(
     paragrad replay runs/20250101-120000-agn
     """
     from paragrad.errors import UsageError
-    from paragrad.replay import replay as repeat
+    from paragrad.replay.compare import replay as repeat
 
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"--tolerance {tolerance}, but a difference that is allowed is 0 or more.")
@@ -51,7 +53,9 @@ def show(result: Replayed) -> None:
         figures = ("none", "none") if pair.equal else (f"{pair.largest:.3g}", f"{pair.relative:.3g}")
         made.add_row(pair.what, f"{pair.clock:,}", *figures)
     console.print(made)
-    console.print(f"{result.commits:,} commits were made again in {result.seconds:.1f} s. {verdict(result)}", soft_wrap=True)
+    console.print(
+        f"{counted(result.commits, 'commit')} made again in {result.seconds:.1f} s. {verdict(result)}", soft_wrap=True
+    )
 
 
 def verdict(result: Replayed) -> str:

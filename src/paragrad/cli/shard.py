@@ -25,7 +25,7 @@ def shard(
 
     paragrad shard runs/night --index 3 --listen 0.0.0.0:7003
     """
-    from paragrad.engines.shardbyhand import serve
+    from paragrad.engines.sharding.standalone import serve
 
     serve(
         directory, index, listen=listen, advertise=advertise, patience=patience, say=lambda m: None if quiet else typer.echo(m)

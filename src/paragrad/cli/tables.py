@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paragrad.config.options import FieldHelp, fields_of
 from paragrad.errors import unknown
-from paragrad.options import FieldHelp, fields_of
 
 console = Console(highlight=False)
 
@@ -49,7 +49,7 @@ def listing(kind: str, known: Known, name: str | None, columns: tuple[str, str],
     if name is not None:
         by_lower = {entry.lower(): entry for entry in known.names()}
         if name.lower() not in by_lower:
-            raise unknown(kind, name, known.names())
+            raise unknown(kind, name, by_lower)
         page(name.lower(), known.load(by_lower[name.lower()]))
         return
     made = table(kind, *columns)

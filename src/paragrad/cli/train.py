@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paragrad import options
-from paragrad.engines.signals import not_ended_by_usr1
+from paragrad.cli.flags import Flag, lengths, names, number, with_flags
+from paragrad.config import options
+from paragrad.engines.process.signals import not_ended_by_usr1
 from paragrad.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
 
     from paragrad.result import Result
 
-WHAT, HOW, WHEN, WHERE = "What is trained", "How the workers cooperate", "When it looks and stops", "Where it is written"
 DEFAULTS: Mapping[str, Any] = {
     "model": "mlp",
-    "scheme": "agn",
+    "scheme": "syncsgd",
     "engine": "local",
     "epochs": 1,
     "batch_size": 32,
@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 OF_A_TOY: Mapping[str, Any] = {"data": "noise", "loss": "value", "batch_size": 1}
 """The defaults that are others where the model is a toy problem."""
-OF_ENGINE = ("workers", "threads", "on_failure", "cluster")
+OF_ENGINE = ("workers", "threads", "device", "on_failure", "cluster")
 """Options that are fields of the engine, so common that they have a flag of their own."""
 STOPPED = {
     "finished": "All epochs are done.",
@@ -39,34 +39,145 @@ STOPPED = {
     "callback": "Stopped by a callback.",
 }
 
+WHAT = (
+    Flag(
+        "data",
+        list[str],
+        "Rows: digits, a file, a glob, a directory, or CLASS=FILE (see: paragrad data). Repeatable.",
+        "NAME|FILE|CLASS=FILE",
+    ),
+    Flag(
+        "validation",
+        list[str],
+        "Rows to validate on, read as those to train on; as often as you like. [default: the data's test part, or a hold-out]",
+        "FILE|CLASS=FILE",
+    ),
+    Flag("features", str, "Columns to learn from; also 'jet_*'. [default: all others]", "A,B,...", parser=names),
+    Flag("exclude", str, "Columns that are no features; also 'id_*'.", "A,B,...", parser=names),
+    Flag("select", str, "Which rows to use, as 'pt > 20 and njet >= 2': comparisons of columns.", "EXPRESSION"),
+    Flag("label", str, "What to predict. [default: y, target or label]", "COLUMN"),
+    Flag("weight", str, "How much a row counts; may be negative.", "COLUMN"),
+    Flag(
+        "transform",
+        list[str],
+        "What is done to columns, fitted on the rows trained on; one after another, as often as you like.",
+        "NAME:FIELD=VALUE,...",
+    ),
+    Flag("tree", str, "The tree of a ROOT file, or a group of an HDF5 file.", "NAME"),
+    Flag(
+        "pad",
+        str,
+        "Lists of different lengths are cut, or filled up with zeros, to this one.",
+        "LENGTH|COLUMN=LENGTH,...",
+        parser=lengths,
+    ),
+    Flag(
+        "stream",
+        bool,
+        "Read rows while training, or before. [default: before, if half of the free memory holds them]",
+        spelled=("--stream/--no-stream",),
+    ),
+    Flag(
+        "model",
+        str,
+        "mlp, mlp:1000-2000-1000, cnn, resnet8, beale, your function, or a .keras file (see: paragrad models). [default: mlp]",
+        "NAME|FILE.py:FACTORY",
+    ),
+    Flag(
+        "loss",
+        str,
+        "The loss, or a function of your own (see: paragrad models). [default: what the labels look like]",
+        "NAME|FILE.py:FUNCTION",
+    ),
+    Flag(
+        "metric",
+        list[str],
+        "A further figure of the test part: auc, f1, log_loss, mae, or a function of (output, target). Repeatable.",
+        "NAME|FILE.py:FUNCTION",
+    ),
+    Flag("positive", str, "The class that F1 is of. [default: of two classes signal, or else the second]", "CLASS"),
+    Flag(
+        "optimizer",
+        str,
+        "Any of torch.optim, as adam:lr=0.001, or cg (see: paragrad models). [default: adam]",
+        "NAME:FIELD=VALUE,...",
+    ),
+    Flag(
+        "schedule",
+        str,
+        "How the learning rate goes by the progress of the run, as cosine:warmup=0.05 (see: paragrad models).",
+        "NAME:FIELD=VALUE,...",
+    ),
+    Flag("clip_norm", float, "Scale longer gradients down to it.", "NORM|none", parser=number),
+    Flag("clip_value", float, "Cut gradients off at it, element by element.", "VALUE|none", parser=number),
+    Flag("epochs", int, "Passes over the data. [default: 1]"),
+    Flag("batch_size", int, "Rows in one worker's mini-batch. [default: 32; toy problems: 1]"),
+    Flag("seed", int, "Of the weights, the order of rows, the hold-out. [default: 0]"),
+    Flag("holdout", float, "Share of rows kept for testing. [default: 0.2 where the data has no test part]"),
+)
+HOW = (
+    Flag("scheme", str, "As agn:window=15 (see: paragrad schemes). [default: syncsgd]", "NAME:FIELD=VALUE,..."),
+    Flag("engine", str, "Where workers run (see: paragrad engines). [default: local]", "NAME:FIELD=VALUE,..."),
+    Flag(
+        "codec",
+        str,
+        "Send commits in fewer bytes, as int8 or topk:share=0.01 (see: paragrad codecs). [default: as they are]",
+        "NAME:FIELD=VALUE,...",
+    ),
+    Flag(
+        "cluster",
+        str,
+        "The virtual cluster, as straggler:latency=0.1, for an engine that has one (see: paragrad clusters).",
+        "NAME:FIELD=VALUE,...|FILE.toml",
+    ),
+    Flag("workers", int, "How many; short for --engine local:workers=N."),
+    Flag("threads", int, "Of each worker. [default: the cores there are, shared out]"),
+    Flag("device", str, "What workers compute on. [default: cpu]", "cpu|cuda|cuda:N"),
+    Flag("on_failure", str, "When a worker's code raises. [default: raise]", "raise|replace"),
+    Flag(
+        "partition",
+        str,
+        "Which batches a worker gets: dealt beforehand, next free one, by label, or unequal classes.",
+        "dealt|stolen|label|dirichlet:alpha=A",
+    ),
+    Flag(
+        "distances",
+        bool,
+        "Record how far the center moves between a worker's answers (see: paragrad analyse).",
+        spelled=("--distances",),
+    ),
+)
+WHEN = (
+    Flag(
+        "validate_every",
+        str,
+        "When to validate: each epoch, every 5 seconds, every 200 updates. [default: epoch]",
+        "epoch|5s|200|none",
+    ),
+    Flag(
+        "keep",
+        str,
+        "Which weights are the result. [default: best with --patience, else last]",
+        "best|last",
+    ),
+    Flag("checkpoint_every", float, "Time between checkpoints. [default: 60]", "SECONDS|none", parser=number),
+    Flag("max_seconds", float, "Stop cleanly then.", "SECONDS|none", parser=number),
+    Flag("target_accuracy", float, "Stop once the test part reaches it.", "SHARE|none", parser=number),
+    Flag("target_loss", float, "Stop once the test part reaches it.", "LOSS|none", parser=number),
+    Flag("patience", int, "Stop after so many validations in a row that are no better."),
+)
+WHERE = (
+    Flag("out", str, "The run directory. [default: runs/<date>-<time>-<scheme>]", "DIR"),
+    Flag("resume", str, "Go on with the run in DIR; auto: with that in --out if it has begun.", "DIR|auto"),
+)
 
-def number(text: str) -> float | str:
-    """A number, or the word none."""
-    if text.lower() == "none":
-        return "none"
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither a number nor 'none'.") from None
 
-
-def names(text: str) -> list[str]:
-    """Names with commas between them."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def lengths(text: str) -> int | dict[str, int]:
-    """One length, or lengths by column."""
-    try:
-        if "=" not in text:
-            return int(text)
-        return {name.strip(): int(length) for name, _, length in (piece.partition("=") for piece in text.split(","))}
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is neither a length, such as 10, nor lengths by column, as jet_pt=4,jet_eta=4."
-        ) from None
-
-
+@with_flags(
+    ("What is trained", WHAT),
+    ("How the workers cooperate", HOW),
+    ("When it is validated, and when it stops", WHEN),
+    ("Where it is written", WHERE),
+)
 def train(
     ctx: typer.Context,
     config: Annotated[
@@ -75,212 +186,8 @@ def train(
             metavar="RUN.toml", help="Options from a file, such as a run directory's own run.toml; flags override it."
         ),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE|CLASS=FILE",
-            help="What to train on: digits, a file, a glob or a directory of files (see: paragrad data), or signal='sig*.root' "
-            "for the files of one class; give it as often as you like. Toy problems need none.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            parser=names,
-            metavar="A,B,...",
-            help="Columns to learn from; also 'jet_*'. \\[default: all others]",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="What to predict. \\[default: y, target or label]", rich_help_panel=WHAT),
-    ] = None,
-    weight: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="How much a row counts; may be negative.", rich_help_panel=WHAT)
-    ] = None,
-    transform: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME:FIELD=VALUE,...",
-            help="What is done to columns, fitted on the rows trained on; one after another, as often as you like.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    tree: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The tree of a ROOT file, or a group of an HDF5 file.", rich_help_panel=WHAT),
-    ] = None,
-    pad: Annotated[
-        str | None,
-        typer.Option(
-            parser=lengths,
-            metavar="LENGTH|COLUMN=LENGTH,...",
-            help="Lists of different lengths are cut, or filled up with zeros, to this one.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    stream: Annotated[
-        bool | None,
-        typer.Option(
-            "--stream/--no-stream",
-            help="Read rows while training, or before. \\[default: before, if half of the free memory holds them]",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE.py:FACTORY",
-            help="mlp, mlp:1000-2000-1000, cnn, resnet8, beale, your function, or a .keras file (see: paragrad models). "
-            "\\[default: mlp]",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The loss. \\[default: what the labels look like]", rich_help_panel=WHAT)
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:FIELD=VALUE,...",
-            help="Any of torch.optim, as adam:lr=0.001, or cg (see: paragrad models). \\[default: adam]",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:FIELD=VALUE,...",
-            help="How the learning rate goes by the progress of the run, as cosine:warmup=0.05 (see: paragrad models).",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    clip_norm: Annotated[
-        float | None,
-        typer.Option(parser=number, metavar="NORM|none", help="Scale longer gradients down to it.", rich_help_panel=WHAT),
-    ] = None,
-    clip_value: Annotated[
-        float | None,
-        typer.Option(
-            parser=number, metavar="VALUE|none", help="Cut gradients off at it, element by element.", rich_help_panel=WHAT
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data. \\[default: 1]", rich_help_panel=WHAT)] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Rows in one worker's mini-batch. \\[default: 32; toy problems: 1]", rich_help_panel=WHAT)
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the weights, the order of rows, the hold-out. \\[default: 0]", rich_help_panel=WHAT)
-    ] = None,
-    holdout: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of rows kept for testing. \\[default: 0.2 where the data has no test part]", rich_help_panel=WHAT
-        ),
-    ] = None,
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:FIELD=VALUE,...",
-            help="As agn:window=15 (see: paragrad schemes). \\[default: agn]",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:FIELD=VALUE,...",
-            help="Where workers run (see: paragrad engines). \\[default: local]",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    codec: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:FIELD=VALUE,...",
-            help="Send commits in fewer bytes, as int8 or topk:share=0.01 (see: paragrad codecs). \\[default: as they are]",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:FIELD=VALUE,...|FILE.toml",
-            help="The virtual cluster, as straggler:latency=0.1, for an engine that has one (see: paragrad clusters).",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="How many; short for --engine local:workers=N.", rich_help_panel=HOW)
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Of each worker. \\[default: the cores there are, shared out]", rich_help_panel=HOW)
-    ] = None,
-    on_failure: Annotated[
-        str | None,
-        typer.Option(metavar="raise|replace", help="When a worker's code raises. \\[default: raise]", rich_help_panel=HOW),
-    ] = None,
-    shards: Annotated[
-        str | None,
-        typer.Option(
-            metavar="dealt|stolen|label|dirichlet:alpha=A",
-            help="Batches dealt beforehand, or taken by whoever is ready; or each worker on rows of its own, sorted by label, "
-            "or with shares of the classes drawn from a Dirichlet distribution.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    distances: Annotated[
-        bool | None,
-        typer.Option(
-            "--distances",
-            help="Record how far the center moves between a worker's answers (see: paragrad analyse).",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    validate_every: Annotated[
-        float | None,
-        typer.Option(
-            parser=number,
-            metavar="SECONDS|none",
-            help="Time between looks at the test part. \\[default: 5]",
-            rich_help_panel=WHEN,
-        ),
-    ] = None,
-    checkpoint_every: Annotated[
-        float | None,
-        typer.Option(
-            parser=number, metavar="SECONDS|none", help="Time between checkpoints. \\[default: 60]", rich_help_panel=WHEN
-        ),
-    ] = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(parser=number, metavar="SECONDS|none", help="Stop cleanly then.", rich_help_panel=WHEN)
-    ] = None,
-    target_accuracy: Annotated[
-        float | None,
-        typer.Option(parser=number, metavar="SHARE|none", help="Stop once the test part reaches it.", rich_help_panel=WHEN),
-    ] = None,
-    target_loss: Annotated[
-        float | None,
-        typer.Option(parser=number, metavar="LOSS|none", help="Stop once the test part reaches it.", rich_help_panel=WHEN),
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Stop after so many validations in a row that are no better.", rich_help_panel=WHEN)
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The run directory. \\[default: runs/<date>-<time>-<scheme>]", rich_help_panel=WHERE),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|auto",
-            help="Go on with the run in DIR; auto: with that in --out if it has begun.",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=WHERE)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    **flags: Any,
 ) -> None:
     """Train a model with several workers.
 
@@ -290,9 +197,13 @@ def train(
     given = {
         key: None if value == "none" else list(value) if isinstance(value, tuple) else value for key, value in given.items()
     }
-    if len(given.get("data", ())) == 1:
-        given["data"] = given["data"][0]
-    settings, going_on = gather(config, resume, given)
+    for key in ("data", "validation"):
+        if len(given.get(key, ())) == 1:
+            given[key] = given[key][0]
+    settings, going_on = gather(config, flags["resume"], given)
+    if (positive := flags["positive"]) is not None:
+        others = [one for one in settings.get("metric") or () if one.partition(":")[0] != "f1"]
+        settings["metric"] = [*others, f"f1:positive={positive}"]
     with not_ended_by_usr1():
         carry_out(settings, going_on, quiet=quiet)
 
@@ -336,7 +247,7 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with the defaults below them, which go by the model."""
     own: Mapping[str, Any] = {}
     if settings.get("model") is not None:
-        from paragrad.toys import is_toy
+        from paragrad.models.toys import is_toy
 
         own = OF_A_TOY if is_toy(settings["model"]) else {}
     return {**DEFAULTS, **own, **settings}
@@ -345,7 +256,7 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 def _lay_over(settings: dict[str, Any], upper: Mapping[str, Any]) -> None:
     """Settings that override others; an engine's own field overrides the short option for it below."""
     if "engine" in upper:
-        for key in options.split_fields(upper["engine"])[1].keys() & set(OF_ENGINE):  # shards of rows are no shards of a center
+        for key in options.split_fields(upper["engine"])[1].keys() & set(OF_ENGINE):
             if key in upper:
                 raise UsageError(
                     f"{key} is given twice, in engine {upper['engine']!r} and as {key}={upper[key]}: leave one out."
@@ -370,8 +281,8 @@ def carry_out(
         )
 
     from paragrad import cluster, codecs, engines, schemes
-    from paragrad.display import Display
     from paragrad.run import Run, Stop
+    from paragrad.rundir.display import Display
 
     # The cheap checks come before the data is read.
     scheme = options.parse(settings["scheme"], "scheme", schemes)
@@ -392,22 +303,25 @@ def carry_out(
         patience=settings.get("patience"),
     )
     display = Display(quiet=quiet, max_seconds=stop.seconds)
-    rhythm = {key: settings[key] for key in ("checkpoint_every", "validate_every", "shards", "distances") if key in settings}
-    spelled = {key: settings[key] for key in ("data", "model", "loss") if settings.get(key) is not None}
+    of_run = ("checkpoint_every", "validate_every", "keep", "partition", "distances")
+    rhythm = {key: settings[key] for key in of_run if key in settings}
+    spelled = {key: settings[key] for key in ("data", "validation", "model", "loss") if settings.get(key) is not None}
     run = Run(out=settings.get("out"), resume=resume, stop=stop, callbacks=(display,), spelled=spelled, **rhythm)  # type: ignore[arg-type]
 
+    from paragrad.jobs.recipe import build
     from paragrad.optim.choice import SETTINGS, Optimizer
-    from paragrad.recipe import build
     from paragrad.train import train as begin
 
     chosen = any(settings.get(key) is not None for key in SETTINGS)  # a Keras model has an optimiser of its own
     optimizer = Optimizer.from_settings(settings) if chosen else None
     engine.prepare()
     try:
-        model, rows = build(settings)
+        with display.reads():
+            model, rows = build(settings)
         result = begin(
             model,
             loss=settings.get("loss"),
+            metrics=settings.get("metric"),
             optimizer=optimizer,
             scheme=scheme,
             engine=engine,
@@ -421,14 +335,17 @@ def carry_out(
     finally:
         display.close()
     if table and not quiet:
-        show(result, display.console)
+        if display.commits:
+            show(result, display.console)
+        else:  # its figures are those of an earlier start
+            display.note(f"Run directory: {result.directory}")
     return result
 
 
 def show(result: Result, console: Console) -> None:
     """The few numbers that a run is judged by, and where the rest lies."""
     from paragrad.cli.tables import table
-    from paragrad.display import number as figure
+    from paragrad.rundir.display import number as figure
 
     summary = result.summary
     seconds = "virtual seconds" if "wall_seconds" in summary else "seconds"
@@ -445,7 +362,13 @@ def show(result: Result, console: Console) -> None:
         f"{summary['staleness']['mean']:.2f}",
     )
     console.print(made)
+    if summary["metrics"]:
+        said = ", ".join(f"{name} {figure(value)}" for name, value in summary["metrics"].items())
+        console.print(f"Metrics: {said}", soft_wrap=True, markup=False)
     if summary.get("plain_over_sent") is not None:
         sent = f"{summary['bytes_sent'] / 1e6:,.3g}"
         console.print(f"Commits were sent in {sent} MB; plain they are {summary['plain_over_sent']:,.1f} times as much.")
-    console.print(f"{STOPPED.get(result.stopped, result.stopped)} The run lies in {result.directory}", soft_wrap=True)
+    kept = result.summary["kept"]
+    best = f" Kept the best weights, of epoch {kept['epoch']:.4g}." if kept["weights"] == "best" else ""
+    ended = STOPPED.get(result.stopped, result.stopped)
+    console.print(f"{ended}{best} Run directory: {result.directory}", soft_wrap=True)

@@ -9,11 +9,11 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paragrad import options
 from paragrad.cluster.cluster import Churn, Cluster
 from paragrad.cluster.faults import FAULTS
 from paragrad.cluster.profiles import PROFILES
 from paragrad.cluster.times import TIMES, Time, Trace
+from paragrad.config import options
 from paragrad.errors import UsageError, unknown
 
 FIELDS = tuple(field.name for field in fields(Cluster))

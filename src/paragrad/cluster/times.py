@@ -110,7 +110,7 @@ class Trace:
 
         ``path`` is the run's directory, or its record.jsonl.
         """
-        from paragrad.record import read  # loads torch, which nothing else here needs
+        from paragrad.rundir.record import read  # loads torch, which nothing else here needs
 
         commits = [event.data for event in read(path) if event.kind == "commit" and event.data["steps"] > 0]
         seconds = tuple(data["seconds"] / data["steps"] for data in commits if data["worker"] == worker)

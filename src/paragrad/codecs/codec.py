@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paragrad import kernels
+from paragrad.core import kernels
 from paragrad.errors import UsageError
 from paragrad.types import Vector
 

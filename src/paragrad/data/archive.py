@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from paragrad.data.labels import Meaning, is_text
 from paragrad.data.source import Arrays
-from paragrad.data.trees import as_labels, check_rows, converted
+from paragrad.data.trees import as_inputs, as_labels, check_rows, converted
 from paragrad.errors import UsageError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -33,7 +34,7 @@ def read(file: Path) -> dict[str, np.ndarray[Any, Any]]:
                         hint = f" Rename {near[0]!r}?" if near else ""
                         raise UsageError(
                             f"{file} has no array {key!r}.{hint} It has: {', '.join(archive.files) or 'none at all'}. "
-                            "Write it by np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
+                            "Write it by np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...), or with x and y."
                         )
                 return {key: archive[key] for key in archive.files if key in KEYS}
     except UsageError:
@@ -50,14 +51,13 @@ def read(file: Path) -> dict[str, np.ndarray[Any, Any]]:
         ) from error
 
 
-def part_of(found: dict[str, np.ndarray[Any, Any]], part: str, file: Path, notes: list[str]) -> Arrays:
-    """The part called train or test."""
+def part_of(found: dict[str, np.ndarray[Any, Any]], part: str, file: Path, meaning: Meaning, notes: list[str]) -> Arrays:
+    """The part called train or test, taken as the same arrays in Python are."""
     x, y = found[f"x_{part}"], found.get(f"y_{part}")
     if y is None:
         raise UsageError(f"{file} has x_{part} but no y_{part}. Add y_{part}, or leave both out.")
-    if x.dtype == np.uint8 and x.ndim >= 3:
-        x = np.divide(x, np.float32(255), dtype=np.float32)
-        notes.append(f"The images of {file.name} are bytes: they are scaled to float32 from 0 to 1.")
-    named = converted({f"x_{part}": x, f"y_{part}": y}, file.name)
+    labels: Any = meaning.of_text(y, f"{file.name}['y_{part}']") if is_text(y) else y
+    named = converted({f"x_{part}": x, f"y_{part}": labels}, file.name)
     check_rows(named, file.name)
-    return Arrays((named[f"x_{part}"], as_labels(named[f"y_{part}"])))
+    tree = named[f"x_{part}"], meaning.of_numbers(as_labels(named[f"y_{part}"]))
+    return Arrays(as_inputs(tree, notes, file.name))

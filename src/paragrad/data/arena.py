@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from paragrad.core.state import Allocate
 from paragrad.data.plan import Rows
 from paragrad.data.source import leaves, mapped
-from paragrad.state import Allocate
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from paragrad.config.options import parse_fields
 from paragrad.data.source import Arrays
 from paragrad.errors import UsageError, unknown
-from paragrad.options import parse_fields
 
 NOISE_ROWS = 1_000
 """Rows of ``"noise"`` where it is not said how many."""
@@ -34,7 +34,7 @@ def noise(text: str, what: str, seed: int, width: int | None) -> tuple[Arrays, A
     if width is None:
         raise UsageError(
             f"{what}={text!r} is what toy problems are trained on, but the model is none. Give a toy problem as the model, "
-            "such as beale (paragrad models lists them; in Python: paragrad.toys.Beale()), or other data."
+            "such as beale (paragrad models lists them; in Python: paragrad.models.toys.Beale()), or other data."
         )
     drawn = np.random.default_rng((seed, 3)).standard_normal((rows, width), dtype=np.float32)
     # Without noise there is only one thing to test: the function where the center is.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from paragrad.data import seeds
 from paragrad.data.arena import nested, picked
 from paragrad.data.plan import Plan, Rows, SequentialPlan
 from paragrad.data.source import Arrays, Weighted, leaves, mapped
@@ -181,7 +181,11 @@ class Generated:
         tree = self._converted(found, f"batch {step} of {self.what}")
         forms = [[(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves(each)] for each in (tree, self.sample)]
         if forms[0] != forms[1]:
-            raise UsageError(f"Batch {step} of {self.what} has rows of {forms[0]}, but the first had {forms[1]}.")
+            raise UsageError(
+                f"Batch {step} of {self.what} has rows of {forms[0]}, but the first had {forms[1]}. What is read as a stream "
+                "is cut anew into mini-batches, so its rows have one shape. Rows that are padded batch by batch are given as a "
+                "Dataset: pg.Items(dataset, collate=...), or a DataLoader without a sampler of its own."
+            )
         return tree
 
     def _ended(self, seen: int, steps: int) -> UsageError:
@@ -207,28 +211,16 @@ class _Luck:
         self._outside: Any = None
 
     def __enter__(self) -> None:
-        self._outside = _states()
+        self._outside = seeds.states()
         if self._seed is None:
-            _restore(self._inside)
+            seeds.restore(self._inside)
             return
-        torch.default_generator.manual_seed(self._seed)
-        np.random.seed(self._seed & 0xFFFFFFFF)
-        random.seed(self._seed)
+        seeds.seed_cpu(self._seed)
         self._seed = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._inside = _states()
-        _restore(self._outside)
-
-
-def _states() -> tuple[Any, ...]:
-    return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-
-
-def _restore(states: tuple[Any, ...]) -> None:
-    torch.default_generator.set_state(states[0])
-    np.random.set_state(states[1])
-    random.setstate(states[2])
+        self._inside = seeds.states()
+        seeds.restore(self._outside)
 
 
 def first_row(plan: Plan, position: int) -> int:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
+from paragrad.data import progress
 from paragrad.data.formats.file import TEXT, Array, Column, File, Jagged
-from paragrad.data.labels import Label, indices, look_at_labels
+from paragrad.data.labels import Label, Labels, indices, look_at_labels
 from paragrad.data.plan import Rows
+from paragrad.data.select import Selection, selection
 from paragrad.data.source import Weighted, joined
 from paragrad.data.transforms import Fitted
 from paragrad.errors import UsageError
@@ -62,6 +64,12 @@ class Opened:
     """What labels are; None: rows without labels."""
     classes: tuple[str, ...] | None = None
     """The names of the classes, where they have any."""
+    counts: Mapping[Any, int] | None = None
+    """Rows of each class, by name or number; None where labels are no classes."""
+    as_classes: bool | None = None
+    """Whether floats that are whole are numbers of classes; None: where they look it."""
+    selected: tuple[int, ...] | None = None
+    """Rows of each piece that the table's selection leaves; None: all."""
     fitted: Fitted | None = None
     scale: float = 1.0
     """What weights are multiplied with."""
@@ -72,13 +80,31 @@ class Opened:
         changed = replace(self, fitted=fitted)
         if fitted is None or self.label is None or self.kind is None:
             return changed
-        before, after = self.raw(0)[self.label], changed.transformed(0).get(self.label)
+        before, after = self.raw(self.first)[self.label], changed.transformed(self.first).get(self.label)
         if after is None:
             raise UsageError(f"A transformation takes the label {self.label!r} away: leave the label out of it.")
         if before.dtype == after.dtype and np.array_equal(before, after):
             return changed
-        kind, classes = look_at_labels(changed, None)
-        return replace(changed, kind=kind, classes=classes or self.classes)
+        return changed.with_labels(look_at_labels(changed, None, self.as_classes))
+
+    def with_labels(self, found: Labels) -> Opened:
+        """The same, now that its labels have been looked at."""
+        notes = self.notes if found.note is None else (*self.notes, found.note)
+        return replace(self, kind=found.kind, classes=found.classes or self.classes, counts=found.counts, notes=notes)
+
+    def with_selection(self) -> Opened:
+        """The same, with the rows counted that the table's selection leaves."""
+        if self.selection is None:
+            return self
+        counts: list[int] = []
+        total = sum(length for file in self.files for length in file.lengths)
+        for piece in range(sum(len(file.lengths) for file in self.files)):
+            counts.append(int(self._mask(piece).sum()))
+            progress.tell(f"selecting rows of {self.table.name}", sum(self._whole[: piece + 1]), total)
+        if not any(counts):
+            raise UsageError(f"select {self.selection.text!r} leaves none of the {total:,} rows of {self.table.name}.")
+        note = f"select {self.selection.text!r} leaves {sum(counts):,} of {total:,} rows."
+        return replace(self, selected=tuple(counts), notes=(*self.notes, note))
 
     def with_scale(self, scale: float) -> Opened:
         """The same with weights multiplied."""
@@ -91,12 +117,33 @@ class Opened:
         """The names of the features, in the order in which the model sees them."""
         if self.fitted is None:
             return self.features
-        return tuple(name for name in self.transformed(0) if name not in (self.label, self.weight))
+        return tuple(name for name in self.transformed(self.first) if name not in (self.label, self.weight))
 
-    @cached_property
+    @property
+    def roles(self) -> dict[str, Any]:
+        """Which columns are features, with the shape of a value of each, label and weight; as JSON has it."""
+        shapes = [list(self.columns[name].shape) for name in self.features]
+        return {"features": list(self.features), "shapes": shapes, "label": self.label, "weight": self.weight}
+
+    @property
+    def first(self) -> int:
+        """The first piece that has rows."""
+        return next(piece for piece, length in enumerate(self.lengths) if length)
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """Rows of each piece, over all files."""
+        return self._whole if self.selected is None else self.selected
+
+    @cached_property
+    def _whole(self) -> tuple[int, ...]:
+        """Rows of each piece as it is stored."""
         return tuple(length for file in self.files for length in file.lengths)
+
+    @property
+    def selection(self) -> Selection | None:
+        """Which rows are used."""
+        return None if self.table.select is None else selection(self.table.select)
 
     @property
     def row_bytes(self) -> int:
@@ -121,16 +168,33 @@ class Opened:
 
     def raw(self, piece: int, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Columns of a piece as they are stored; lists padded."""
-        place, inner, _ = self._where(piece)
-        file = self.files[place]
         used = tuple(self.columns) if names is None else tuple(names)
-        with self._shelf.lock:
-            stored = file.read(inner, used)
-            self._shelf.used(file)
+        if self.selection is None:
+            stored = self._stored(piece, used)
+        else:
+            stored = self._stored(piece, tuple(dict.fromkeys((*used, *self.selection.names))))
+            mask = self.selection.mask(stored, self.name(piece))
+            stored = {
+                name: stored[name].where(mask) if isinstance(stored[name], Jagged) else stored[name][mask] for name in used
+            }
         return {
             name: values.padded(self.columns[name].shape[0]) if isinstance(values, Jagged) else values
             for name, values in stored.items()
         }
+
+    def _stored(self, piece: int, names: Sequence[str]) -> dict[str, Any]:
+        """Columns of a piece with all of its rows, as the file has them."""
+        place, inner, _ = self._where(piece)
+        file = self.files[place]
+        with self._shelf.lock:
+            stored = file.read(inner, names)
+            self._shelf.used(file)
+        return stored
+
+    def _mask(self, piece: int) -> Array:
+        """Which rows of a piece are selected."""
+        assert self.selection is not None
+        return self.selection.mask(self._stored(piece, self.selection.names), self.name(piece))
 
     def transformed(self, piece: int) -> dict[str, Array]:
         """Columns of a piece after the transformations."""
@@ -152,14 +216,22 @@ class Opened:
 
     def load(self) -> Any:
         """All rows."""
-        trees = [self.read(piece) for piece in range(len(self.lengths))]
+        trees, done = [], 0
+        for piece, length in enumerate(self.lengths):
+            if length:
+                trees.append(self.read(piece))
+                done += length
+                progress.tell(f"reading {self.table.name}", done, len(self))
         self.close()
         return joined(trees)
 
     def chosen(self, rows: Chosen) -> Iterator[dict[str, Array]]:
         """What transformations are fitted on: the columns they see, piece by piece, of some rows (in rising order) or all."""
+        done = 0
         for piece, mine in self._parts(rows):
             yield {name: values[mine] for name, values in self.raw(piece, self.fed).items()}
+            done += self.lengths[piece]
+            progress.tell(f"fitting transformations on {self.table.name}", done, len(self))
 
     def mean_weight(self, rows: Chosen) -> float:
         """The mean of the weights' absolute values, over some rows (in rising order) or all."""
@@ -179,6 +251,8 @@ class Opened:
     def place(self, piece: int, row: int) -> tuple[str, int]:
         """The file that a row of a piece lies in, and its number there."""
         file, inner, _ = self._where(piece)
+        if self.selection is not None:
+            row = int(np.flatnonzero(self._mask(piece))[row])
         return self.files[file].name, sum(self.files[file].lengths[:inner]) + row
 
     # -- the parts of a row ---------------------------------------------------------------------------------
@@ -195,6 +269,8 @@ class Opened:
         """Every piece, and which of its rows are meant."""
         start = 0
         for piece, length in enumerate(self.lengths):
+            if not length:
+                continue
             if rows is None:
                 yield piece, slice(None)
             elif callable(rows):
@@ -232,10 +308,11 @@ class Opened:
         if not np.isfinite(found).all():
             bad = ~np.isfinite(found.reshape(len(found), -1)).all(axis=1, keepdims=True)
             file, row = self.place(piece, int(bad.argmax()))
+            count = int(bad.sum())
+            others = f" and in {count - 1:,} more of the {len(found):,} rows that were read with it" * (count > 1)
             raise UsageError(
-                f"Column {name!r} of {file} has NaN or infinity in row {row}, and in {int(bad.sum()) - 1:,} of the "
-                f"{len(found):,} rows that were read with it. Leave such rows out, or put a number there, as a transformation "
-                "for missing values does."
+                f"Column {name!r} of {file} has NaN or infinity in row {row}{others}. Leave such rows out (select=, --select "
+                f"'{name} == {name}' drops NaN), or put a number there (--transform missing, pg.Missing())."
             )
         return found
 

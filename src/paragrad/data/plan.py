@@ -100,6 +100,28 @@ class SequentialPlan(Plan):
 
 
 @dataclass(frozen=True)
+class OrderedPlan(Plan):
+    """Rows in the order of a DataLoader: shuffled or not, with or without a last mini-batch that is short."""
+
+    total: int = 0
+    """Rows that there are; an epoch has ``rows`` of them."""
+    shuffled: bool = True
+
+    @classmethod
+    def over(cls, total: int, shuffled: bool, drop_last: bool, *, batch_size: int, epochs: int, seed: int) -> OrderedPlan:
+        """The plan for so many rows."""
+        rows = total - total % batch_size if drop_last else total
+        if not rows:
+            raise UsageError(f"drop_last leaves out all {total:,} rows: they are fewer than a mini-batch of {batch_size}.")
+        return cls(rows, batch_size, epochs, seed, total, shuffled)
+
+    def _draw(self, epoch: int) -> Rows:
+        if not self.shuffled:
+            return np.arange(self.rows, dtype=np.int64)
+        return np.random.default_rng((self.seed, 0, epoch)).permutation(self.total)[: self.rows]
+
+
+@dataclass(frozen=True)
 class _Epoch:
     """The pieces of one epoch in their order, cut into blocks."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -10,16 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from paragrad import options
+from paragrad.config import options
 from paragrad.data.formats import open_file
 from paragrad.data.formats.csv import DOUBLE, FLOAT, Csv
-from paragrad.data.formats.file import TEXT, Column, File, Jagged, first_text
+from paragrad.data.formats.file import TEXT, Array, Column, File, Jagged, first_text
 from paragrad.data.formats.frame import Frame, columns_of, is_frame
 from paragrad.data.labels import Label, look_at_labels
 from paragrad.data.opened import Opened
 from paragrad.data.paths import are_classes, are_paths, files_of
+from paragrad.data.select import selection
 from paragrad.data.source import TARGETS
 from paragrad.errors import UsageError, unknown
+
+INDEX = re.compile(r"__index_level_\d+__")
+"""What pandas calls an index without a name, in Parquet."""
+UNNAMED = ("", "Unnamed: 0")
+"""What it is called in CSV, and where pandas has read such a file."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,13 @@ class Table:
     """To how many values lists are cut, or filled up with zeros, that differ in length from row to row; for all, or by name."""
     stream: bool | None = None
     """Whether rows are read while training instead of before; by default where they would fill half of the free memory."""
+    exclude: Sequence[str] | None = None
+    """Columns that are no features, by name or as globs."""
+    select: str | None = None
+    """Which rows are used: an expression over columns, as ``"pt > 20 and njet >= 2"``."""
 
     def __post_init__(self) -> None:
-        for name in ("features", "transforms"):
+        for name in ("features", "transforms", "exclude"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise UsageError(f"{name}={value!r} is one text, but it is a list: write {name}=[{value!r}].")
@@ -59,6 +70,8 @@ class Table:
         for length in lengths:
             if not isinstance(length, int) or isinstance(length, bool) or length < 1:
                 raise UsageError(f"pad={self.pad}, but a length is a whole number of at least 1.")
+        if self.select is not None:
+            selection(self.select)  # raises where it is no expression
         if are_classes(self.source) and self.label is not None:
             raise UsageError(
                 f"label={self.label!r}, but the source says for each class in which files it lies ({', '.join(self.source)}): "
@@ -90,26 +103,32 @@ class Table:
             key: list(value) if isinstance(value, tuple) else value for key, value in config.items() if value not in (None, [])
         }
 
-    def open(self, labelled: bool = True, classes: Sequence[str] | None = None) -> Opened:
+    def open(self, labelled: bool = True, classes: Sequence[str] | None = None, as_classes: bool | None = None) -> Opened:
         """Look at the files, and at what is in their columns.
 
-        ``labelled=False`` reads the features alone, to predict from; ``classes`` are those of a training, which labels name.
+        ``labelled=False`` reads the features alone, to predict from; ``classes`` are those of a training, which labels name;
+        ``as_classes`` says whether labels that are whole floats are numbers of classes (None: where they look it).
         """
         notes: list[str] = []
         files, origins = self._with_rows(notes)
         first = files[0]
         label = self._label(first) if labelled and not are_classes(self.source) else None
         weight = _there(first, self.weight) if labelled and self.weight is not None else None
-        features = self._features(first, label)
+        features = self._features(first, label, notes)
+        for name in selection(self.select).names if self.select is not None else ():
+            _there(first, name)
         used = [name for name in (*features, label, weight) if name is not None]
         _widen(files)
         for file in files[1:]:
-            _check_same(first, file, used, every=self.features is None)
-        if self.features is None and first.aside:
-            name, why = next(iter(first.aside.items()))
-            more = f" (and {len(first.aside) - 1} more)" * (len(first.aside) > 1)
+            _check_same(first, file, [*used, *(selection(self.select).names if self.select else ())], self.features is None)
+        aside = {name: why for name, why in first.aside.items() if name not in (self.exclude or ())}
+        if self.features is None and aside:
+            name, why = next(iter(aside.items()))
+            more = f" (and {len(aside) - 1} more)" * (len(aside) > 1)
             notes.append(f"{first.name}: {name!r}{more} is left out, since {why}.")
         known = {name: self._padded(name, first.columns[name], files) for name in used}
+        if label is not None:
+            known[label] = replace(known[label], whole=all(file.columns[label].whole for file in files))
         if not self.transforms:
             for name in (*features, *([weight] if weight is not None else [])):
                 _refuse_text(name, known[name], first)
@@ -122,7 +141,8 @@ class Table:
             weight=weight,
             origins=origins,
             notes=tuple(notes),
-        )
+            as_classes=as_classes,
+        ).with_selection()
         if not labelled:
             return replace(opened, classes=tuple(classes) if classes is not None else None)
         if are_classes(self.source):
@@ -140,9 +160,17 @@ class Table:
                 kind=Label.FILE,
                 classes=names,
                 origins=tuple(names.index(tuple(self.source)[place]) for place in origins),
+                counts=self._rows_of_classes(opened),
             )
-        kind, found = look_at_labels(opened, None if classes is None else tuple(classes))
-        return replace(opened, kind=kind, classes=found)
+        return opened.with_labels(look_at_labels(opened, None if classes is None else tuple(classes), as_classes))
+
+    def _rows_of_classes(self, opened: Opened) -> dict[str, int]:
+        """The rows of each class, where it comes from the file."""
+        counts = dict.fromkeys(self.source, 0)
+        lengths = iter(opened.lengths)
+        for file, place in zip(opened.files, opened.origins, strict=True):
+            counts[tuple(self.source)[place]] += sum(next(lengths) for _ in file.lengths)
+        return counts
 
     def _with_rows(self, notes: list[str]) -> tuple[list[File], tuple[int, ...]]:
         """The files that have rows, and the place of each one's class."""
@@ -196,11 +224,20 @@ class Table:
             f"{', '.join(file.columns)}."
         )
 
-    def _features(self, file: File, label: str | None) -> list[str]:
+    def _features(self, file: File, label: str | None, notes: list[str]) -> list[str]:
         apart = {label, self.label, self.weight}
+        left_out, index = self._left_out(file), index_columns(file)
         if self.features is None:
             targets = {next((name for name in TARGETS if name in file.columns), None)} if self.label is None else set()
-            found = [name for name in file.columns if name not in apart | targets]
+            found = [name for name in file.columns if name not in apart | targets | left_out]
+            for name in index:
+                if name in found:
+                    found.remove(name)
+                    called = repr(name) if name else "the first column, which has no name,"
+                    notes.append(
+                        f"{file.name}: {called} is an index that only names or numbers the rows. It is left out; features= "
+                        "(--features) takes it."
+                    )
             if not found:
                 raise UsageError(f"{file.name} has no column beside its label: there is nothing to learn from.")
             return found
@@ -212,9 +249,24 @@ class Table:
                     f"{name!r} is among the features and is the {role}: the model would be told the answer. Leave it out."
                 )
             matched = (
-                [name] if name in file.columns else [one for one in file.columns if fnmatchcase(one, name) and one not in apart]
+                [name]
+                if name in file.columns
+                else [one for one in file.columns if fnmatchcase(one, name) and one not in apart and one not in index]
             )
             found += [one for one in matched or [_there(file, name)] if one not in found]
+        found = [name for name in found if name not in left_out]
+        if not found:
+            raise UsageError(f"exclude={list(self.exclude or ())} leaves none of the features: there is nothing to learn from.")
+        return found
+
+    def _left_out(self, file: File) -> set[str]:
+        """The columns that are to be no features."""
+        found: set[str] = set()
+        for name in self.exclude or ():
+            matched = {name} & set(file.columns) or {one for one in file.columns if fnmatchcase(one, name)}
+            if not matched and name not in file.aside:
+                raise unknown(f"column of {file.name} to exclude:", name, file.columns)
+            found |= matched
         return found
 
     def _padded(self, name: str, column: Column, files: Sequence[File]) -> Column:
@@ -234,6 +286,24 @@ class Table:
                 f"length they are cut or filled up with zeros: pad={longest} (--pad {longest}), or leave the column out."
             )
         return Column(column.dtype, (length,))
+
+
+def index_columns(file: File) -> list[str]:
+    """The columns that only name or number the rows, as pandas writes the index of a frame."""
+    found = [name for name in file.columns if name in file.index or INDEX.fullmatch(name)]
+    first = next(iter(file.columns), None)
+    if first in UNNAMED and first not in found and any(file.lengths):
+        values = file.read(0, [first])[first]
+        if not isinstance(values, Jagged) and values.ndim == 1 and len(np.unique(values)) == len(values) and _numbers(values):
+            found.append(first)
+    return found
+
+
+def _numbers(values: Array) -> bool:
+    """Whether values number rows or name them: whole numbers, or text."""
+    if values.dtype.kind == "f":
+        return bool((values == np.floor(values)).all())
+    return values.dtype == TEXT or values.dtype.kind in "iu"
 
 
 def _listed(paths: Any) -> list[Any]:
@@ -257,7 +327,7 @@ def _widen(files: Sequence[File]) -> None:
                 file.widen(name)
 
 
-def _check_same(first: File, file: File, used: Sequence[str], *, every: bool) -> None:
+def _check_same(first: File, file: File, used: Sequence[str], every: bool) -> None:
     for name in used:
         if name not in file.columns:
             raise UsageError(f"{first.name} has a column {name!r}, but {file.name} has none: give files with the same columns.")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paragrad.data.source import Arrays, Weighted, leaves, mapped, target_key
+from paragrad.data.labels import Meaning, is_text
+from paragrad.data.source import TARGETS, Arrays, Weighted, leaves, mapped
 from paragrad.errors import UsageError
 
 CHECKED = 65_536
@@ -29,19 +30,55 @@ def batch_of(data: Any, what: str) -> Any:
     return tree
 
 
-def as_tree(data: Any, what: str) -> Any:
-    """The same nesting with every array a tensor that has rows."""
+def as_tree(data: Any, what: str, meaning: Meaning | None = None) -> Any:
+    """The same nesting with every array a tensor that has rows; with a ``meaning``, targets are taken as it says."""
     if isinstance(data, Weighted):
-        return Weighted(as_tree(data.rows, what), _weights(data.weight, what))
+        return Weighted(as_tree(data.rows, what, meaning), _weights(data.weight, what))
+    if meaning is not None:
+        data = _named_classes(data, what, meaning)
     tree = converted(data, what)
     if not leaves(tree):
         raise UsageError(f"{what} is empty: give at least one array.")
+    labels = as_labels if meaning is None else lambda leaf: meaning.of_numbers(as_labels(leaf))
     if isinstance(tree, dict):
-        key = target_key(tree)
-        return {**tree, key: mapped(tree[key], as_labels)}
+        target = next((key for key in TARGETS if key in tree), None)  # a loss of (model, batch) may do without
+        return {key: mapped(value, labels) if key == target else value for key, value in tree.items()}
     if isinstance(tree, tuple):
-        return tree[0] if len(tree) == 1 else (*tree[:-1], mapped(tree[-1], as_labels))
+        return tree[0] if len(tree) == 1 else (*tree[:-1], mapped(tree[-1], labels))
     return tree
+
+
+def _named_classes(data: Any, what: str, meaning: Meaning) -> Any:
+    """The same with targets that are text as the numbers of the classes that they name."""
+    if isinstance(data, dict):
+        key = next((name for name in TARGETS if name in data), None)
+        if key is not None and is_text(data[key]):
+            return {**data, key: meaning.of_text(np.asarray(data[key]), f"{what}[{key!r}]")}
+    elif isinstance(data, tuple | list) and len(data) > 1 and is_text(data[-1]):
+        return (*data[:-1], meaning.of_text(np.asarray(data[-1]), f"{what}[{len(data) - 1}]"))
+    return data
+
+
+def as_inputs(tree: Any, notes: list[str], name: str) -> Any:
+    """The same with inputs that are bytes as float32, as files are read: images from 0 to 1, other numbers as they are."""
+
+    def as_floats(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.dtype != torch.uint8:
+            return leaf
+        if leaf.ndim < 3:
+            return leaf.float()
+        notes.append(f"The images of {name} are bytes: they are scaled to float32 from 0 to 1.")
+        # In float32 and by NumPy, as the same bytes in a file.
+        return torch.from_numpy(np.divide(leaf.numpy(), np.float32(255), dtype=np.float32))
+
+    if isinstance(tree, Weighted):
+        return Weighted(as_inputs(tree.rows, notes, name), tree.weight)
+    if isinstance(tree, dict):
+        key = next((key for key in TARGETS if key in tree), None)
+        return {field: value if field == key else mapped(value, as_floats) for field, value in tree.items()}
+    if isinstance(tree, tuple):
+        return (*(mapped(value, as_floats) for value in tree[:-1]), tree[-1])
+    return mapped(tree, as_floats)
 
 
 def _weights(data: Any, what: str) -> torch.Tensor:

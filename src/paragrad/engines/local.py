@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from paragrad.center import Center
+from paragrad.core.center import Center
+from paragrad.core.job import Job
 from paragrad.data.generated import Generated
-from paragrad.engines import devices, processes
-from paragrad.engines.children import Child
-from paragrad.engines.crew import Crew, one_thread
-from paragrad.engines.lectern import lay_out
-from paragrad.engines.reading import Reading
-from paragrad.engines.shared import Segment
+from paragrad.engines.exchange.center_loop import CenterLoop, one_thread
+from paragrad.engines.exchange.slot import BROUGHT, HANDED, WANTED
+from paragrad.engines.exchange.statefiles import StateFiles
+from paragrad.engines.exchange.worker import LocalWorker, SharedMemory
+from paragrad.engines.process import devices, forkserver
+from paragrad.engines.process.children import Child, kill_if_stopped
+from paragrad.engines.process.forkserver import Fd
+from paragrad.engines.process.segment import Segment
+from paragrad.engines.process.task import Role
+from paragrad.engines.rowfeed.shared_rows import allocate_rows
+from paragrad.engines.rowfeed.supervisor import RowFeed
 from paragrad.errors import UsageError
-from paragrad.job import Job
 from paragrad.learners.learner import Learner, is_aliasable
-from paragrad.session import Session
-from paragrad.types import Reply
+from paragrad.rundir.session import Session
+from paragrad.schemes.traits import is_shared
+from paragrad.types import Commit, Reply, WorkerState
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Local:
     @property
     def threads_each(self) -> int:
         """Threads of each worker."""
-        return self.threads or max(1, processes.usable_cores() // self.workers)
+        return self.threads or max(1, devices.usable_cores() // self.workers)
 
     def threads_for(self, learner: Learner) -> int:
         """Threads that a worker's model computes with."""
@@ -60,16 +67,16 @@ class Local:
 
     def prepare(self) -> None:
         """Begin to start what takes time, beside whatever else is done before ``run``."""
-        processes.server()
+        forkserver.server()
 
     def check(self, job: Job, learner: Learner) -> None:
         """Raise where this engine cannot do what the job asks for."""
-        if job.scheme.aliased and (self.device != "cpu" or not is_aliasable(learner)):
+        if is_shared(job.scheme) and (self.device != "cpu" or not is_aliasable(learner)):
             raise UsageError(
                 f"The workers of {type(job.scheme).__name__} share their weights, which must be of one type and in main "
                 "memory: use a model of float32 or float64 alone and device='cpu'."
             )
-        devices.check(self.device)
+        devices.check(self.device, job.make_learner)
         if isinstance(job.train, Generated) and not job.train.again:
             raise UsageError(
                 f"{job.train.what} has begun already, and cannot be sent to the process that reads rows for the workers: give "
@@ -78,128 +85,171 @@ class Local:
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
-        with one_thread(), _Crew(self, job, session, learner) as crew:
-            crew.work()
-            return crew.center
+        with one_thread(), _LocalLoop(self, job, session, learner) as loop:
+            loop.run()
+            return loop.center
 
 
-class _Crew(Crew):
-    """Workers as children of this process: starts them, replaces the lost."""
+@dataclass
+class _Worker:
+    """One rank and the process that works for it."""
+
+    child: Child
+    commits: int = 0
+    deaths: int = 0
+    """Since its last commit."""
+    ready: bool = False
+    finished: bool = False
+    lost_at: float | None = None
+    given_up: bool = False
+
+
+class _LocalLoop(CenterLoop):
+    """Workers are children of this process: starts them, replaces the lost ones."""
+
+    engine: Local
 
     def __init__(self, engine: Local, job: Job, session: Session, learner: Learner) -> None:
         super().__init__(engine, job, session, learner, Segment(), by_reference=True)
-        self._replace_after = engine.replace_after
-        lectern = lay_out(job, self._segment.allocate, workers=engine.workers, window=self._window)
-        self._reading = None if lectern is None else Reading(job, session, lectern, self._start_reader)
-        self._members: list[Child] = []
+        self._states = StateFiles(session.directory)
+        self._states.clear()
+        session.missing, session.announce = self._owing_states, self._want
+        self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(engine.workers)]
+        sizes = {"workers": engine.workers, "window": self._window}
+        feed = allocate_rows(job, self._segment.allocate, **sizes)
+        self._rows = None if feed is None else RowFeed(job, session, feed, self._segment, self._start_reader, **sizes)
+        self._workers: list[_Worker] = []
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _LocalLoop:
         super().__enter__()
         return self
 
-    def _children(self) -> list[Child]:
-        reader = self._reading.child if self._reading else None
-        return [*self._members, *super()._children(), *([] if reader is None else [reader])]
+    def __exit__(self, *details: object) -> None:
+        super().__exit__(*details)
+        self._states.clear()
+        for fd in self._doorbells:
+            os.close(fd)
+        if self._rows:
+            self._rows.close()
 
-    def work(self) -> None:
-        """Start everyone, pass the start barrier, apply commits until the rows are used up or a stop is asked for."""
-        if self._reading:
-            self._reading.begin(self.center.leases.floor)
+    def run(self) -> None:
+        """Start the workers, pass the start barrier, apply commits until the rows are used up or a stop is asked for."""
+        if self._rows:
+            self._rows.begin(self.center.leases.floor)
         for rank in range(self.engine.workers):
-            self._members.append(self._start(rank, incarnation=0))
-        while not all(member.ready for member in self._members) and self.session.stopped is None:
+            self._workers.append(_Worker(self._start_worker(rank, 0)))
+        while not all(worker.ready for worker in self._workers) and self.session.stopped is None:
             self._turn()
         if self.session.stopped is None:
             self._begun = True
             self.session.go()
             replies: list[Reply] = []
-            for rank in range(self.engine.workers):
-                replies += self.center.join(rank, self._members[rank].incarnation)
+            for rank, worker in enumerate(self._workers):
+                replies += self.center.join(rank, worker.child.incarnation)
             self._deliver(replies)
-        while self.session.stopped is None and not all(member.finished for member in self._members):
+        while self.session.stopped is None and not all(worker.finished for worker in self._workers):
             self._turn()
-        self.session.end()
+        self._part()
+        self._finish()
 
-    # -- what workers say -----------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------
 
     def _announce(self, rank: int) -> None:
         os.eventfd_write(self._doorbells[rank], 1)
 
-    def _heard(self) -> None:
-        if self._reading:
-            self._reading.publish(self.center.leases.floor)
+    def _on_messages(self) -> None:
+        if self._rows:
+            self._rows.publish(self.center.leases.floor)
 
-    def _on_commit(self, rank: int) -> None:
-        member = self._members[rank]
-        member.commits += 1
-        member.deaths = 0
+    def _on_commit(self, commit: Commit) -> None:
+        commit.state = self._brought(commit.worker, commit.sequence)
+        worker = self._workers[commit.worker]
+        worker.commits += 1
+        worker.deaths = 0
 
     def _on_ready(self, rank: int, incarnation: int) -> None:
-        member = self._members[rank]
-        member.ready = True
-        member.lost_at = None
-        member.given_up = False
+        worker = self._workers[rank]
+        worker.ready, worker.lost_at, worker.given_up = True, None, False
         if self._begun:
             self._deliver(self.center.join(rank, incarnation))
 
     def _on_left(self, rank: int) -> None:
-        self._members[rank].finished = True
+        self._workers[rank].finished = True
+        if (last := self.center.last(rank)) and rank not in self.center.private.states:
+            self.center.private.keep(rank, self._brought(rank, last))
 
-    # -- what becomes of them -------------------------------------------------------------------------------
+    # -- private state of workers ---------------------------------------------------------------------------
+
+    def _owing_states(self) -> list[int]:
+        present = (rank for rank, worker in enumerate(self._workers) if not worker.finished and not worker.given_up)
+        return sorted(set(present).intersection(self.center.may_bring))
+
+    def _want(self, wanted: bool) -> None:
+        for slot in self._slots:
+            slot.states[WANTED] = wanted
+
+    def _brought(self, rank: int, sequence: int) -> WorkerState | None:
+        """Return the state that was written with a commit; empty where there was no room, None where it was not wanted."""
+        number = int(self._slots[rank].states[BROUGHT])
+        if abs(number) != sequence:
+            return None
+        return self._states.take(rank, sequence) if number > 0 else {}
+
+    def _deliver(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if reply.sequence < 0:
+                handed = reply.state is not None and self._states.put(reply.worker, reply.sequence, reply.state)
+                self._slots[reply.worker].states[HANDED] = handed
+        super()._deliver(replies)
+
+    # -- processes ------------------------------------------------------------------------------------------
+
+    def _start_worker(self, rank: int, incarnation: int) -> Child:
+        bell = self._doorbells[rank]
+        memory = SharedMemory(
+            workers=self.engine.workers,
+            window=self._window,
+            segment=Fd(self._segment.fd),
+            layout=self._segment.layout,
+            messages=Fd(self._message_end),
+            doorbell=Fd(bell),
+            row_bell=Fd(self._rows.bell if self._rows else bell),
+        )
+        role = LocalWorker(rank, incarnation, memory, self.engine.device, self.session.directory.resolve())
+        child = self.children.start(
+            self.task(f"worker-{rank}", role, threads=self.engine.threads_each),
+            on_exit=partial(self._on_exit, rank),
+            on_note=self._on_note,
+            incarnation=incarnation,
+        )
+        self.session.emit("worker", rank=rank, pid=child.process.pid, incarnation=incarnation)
+        return child
+
+    def _start_reader(self, role: Role, incarnation: int, on_exit: Any, on_note: Any) -> Child:
+        return self.children.start(self.task("reader", role), on_exit=on_exit, on_note=on_note, incarnation=incarnation)
 
     def _mind(self, now: float) -> None:
-        if self._reading:
-            self._reading.mind(now, self._replace_after)
-        for rank, member in enumerate(self._members):
-            if member.finished:
+        after = self.engine.replace_after
+        if self._rows:
+            self._rows.mind(now, after)
+        for rank, worker in enumerate(self._workers):
+            if worker.finished:
                 continue
-            if member.lost_at is not None and not member.given_up and now - member.lost_at > self._replace_after:
-                member.given_up = True
+            if worker.lost_at is not None and not worker.given_up and now - worker.lost_at > after:
+                worker.given_up = True
                 if self._begun:
                     self._deliver(self.center.leave(rank))
-            if member.process.pid is not None and processes.is_stopped(member.process.pid):
-                member.stopped_at = member.stopped_at or now
-                if now - member.stopped_at > self._replace_after:
-                    member.process.kill()
-            else:
-                member.stopped_at = None
+            kill_if_stopped(worker.child, now, after)
 
-    def _start_reader(self, incarnation: int) -> Child:
-        return self._start(self.engine.workers + 1, incarnation=incarnation, role="reader")
-
-    def _member(self, rank: int) -> Child:
-        """Workers are numbered first, then the process that validates, then the one that reads."""
-        if rank < self.engine.workers:
-            return self._members[rank]
-        if rank == self.engine.workers:
-            return super()._member(rank)
-        assert self._reading is not None
-        member = self._reading.child
-        assert member is not None
-        return member
-
-    def _on_death(self, rank: int) -> None:
-        if rank > self.engine.workers:
-            self._on_reader_death(rank)
-            return
-        member = self._let_go(rank)
-        code = member.process.exitcode
+    def _on_exit(self, rank: int, child: Child) -> None:
+        """Replace a lost worker."""
+        self._drain_messages()
+        worker = self._workers[rank]
         done = rank not in self.center.live
-        if member.finished or (code == 0 and member.error is None and member.commits and done):
-            member.finished = True
+        if worker.finished or (child.process.exitcode == 0 and child.error is None and worker.commits and done):
+            worker.finished = True
             return
-        self._mourn(rank, member)
-        replacement = self._start(rank, incarnation=member.incarnation + 1)
-        replacement.commits = member.commits
-        replacement.deaths = member.deaths
-        replacement.lost_at = member.lost_at or time.monotonic()
-        replacement.given_up = member.given_up
-        self._members[rank] = replacement
-
-    def _on_reader_death(self, rank: int) -> None:
-        assert self._reading is not None
-        member = self._member(rank)
-        self._on_notes(rank)
-        self._watch.drop(member.process.sentinel)
-        self._watch.drop(member.notes.fd)
-        self._reading.on_death(self.center.leases.floor)
+        worker.deaths = self._report_lost(rank, child, worker.deaths)
+        worker.ready = False
+        worker.lost_at = worker.lost_at or time.monotonic()
+        worker.child = self._start_worker(rank, child.incarnation + 1)

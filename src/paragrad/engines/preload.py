@@ -11,8 +11,8 @@ import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.optim  # noqa: E402
 
-import paragrad.engines.localworker  # noqa: E402
-import paragrad.engines.reader  # noqa: E402
+import paragrad.engines.exchange.worker  # noqa: E402
+import paragrad.engines.rowfeed.reader  # noqa: E402
 import paragrad.learners.torch  # noqa: E402
 
 __all__ = ["paragrad", "torch"]

@@ -10,24 +10,25 @@ from typing import Literal, TypeGuard, get_args
 
 import torch
 
-from paragrad.center import Center
 from paragrad.cluster import Cluster
-from paragrad.data.source import Orderly
-from paragrad.engines import devices, processes
-from paragrad.engines.crowd import Crowd, OneByOne, Together
-from paragrad.engines.signals import Signals
-from paragrad.engines.simulation import Simulation
+from paragrad.config.options import APART
+from paragrad.core.center import Center
+from paragrad.core.job import Job
+from paragrad.data.source import Items, Orderly
+from paragrad.engines.process import devices
+from paragrad.engines.process.signals import Signals
+from paragrad.engines.sim.replicas import BatchedReplicas, Replicas, SeparateReplicas
+from paragrad.engines.sim.simulation import Simulation
 from paragrad.errors import UsageError
-from paragrad.job import Job
 from paragrad.learners import batchable
 from paragrad.learners.keras import KerasLearner
 from paragrad.learners.learner import Learner
 from paragrad.learners.rowmodel import Batchable
 from paragrad.learners.stepper import Precision
 from paragrad.learners.torch import TorchLearner
-from paragrad.options import APART
+from paragrad.rundir.session import Session
 from paragrad.schemes.downpour import Downpour
-from paragrad.session import Session
+from paragrad.schemes.traits import is_shared
 
 LARGE = 50_000
 """Parameters from which windows are computed one after another on a CPU: its cores are busy with one model then."""
@@ -81,42 +82,51 @@ class Vector:
 
     def threads_for(self, learner: Learner) -> int:
         """Threads that a worker's model computes with: for a small one, a second thread is only waited for."""
-        return self.threads or (1 if learner.weights.numel() <= LARGE else processes.usable_cores())
+        return self.threads or (1 if learner.weights.numel() <= LARGE else devices.usable_cores())
 
     def prepare(self) -> None:
         """There is nothing to start."""
 
     def check(self, job: Job, learner: Learner) -> None:
         """Raise where this engine cannot do what the job asks for."""
-        devices.check(self.device)
+        devices.check(self.device, job.make_learner)
         self._arrange(job, learner)
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
         """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
-        if job.scheme.aliased:
+        if is_shared(job.scheme):
             name = type(job.scheme).__name__
             session.emit("note", message=f"{name} without its races is downpour:window=1, which is simulated.")
             job = replace(job, scheme=Downpour(window=1, bound=job.scheme.bound))
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads_for(learner))
         try:
-            crowd = self._crowd(job, session, learner)
+            replicas = self._make_replicas(job, session, learner)
             try:
                 with Signals(session), _seldom_collected():
-                    return Simulation(job, session, learner, crowd, self.workers, self.cluster).run()
+                    return Simulation(job, session, learner, replicas, self.workers, self.cluster).run()
             finally:
-                crowd.close()
+                replicas.close()
         finally:
             torch.set_num_threads(before)
 
-    def _crowd(self, job: Job, session: Session, learner: Learner) -> Crowd:
+    def _make_replicas(self, job: Job, session: Session, learner: Learner) -> Replicas:
         arranged = self._arrange(job, learner)
         if arranged.reason is None:
             assert _batchable(learner)
-            return Together(job, learner, self.workers, self.device, precision=self.precision, chunk=arranged.chunk)
+            return BatchedReplicas(job, learner, self.workers, self.device, precision=self.precision, chunk=arranged.chunk)
         if self.mode != "loop":
-            session.emit("note", message=f"Workers are computed one after another: {arranged.reason}.")
-        return OneByOne(job, self.workers, self.device)
+            message = f"Workers are computed one after another: {arranged.reason}."
+            if self.workers == 1 or self._faster_in_a_loop(learner):
+                session.emit("note", message=message)
+            else:
+                session.emit("warning", message=f"{message} {self._cost()}")
+        return SeparateReplicas(job, self.workers, self.device)
+
+    def _cost(self) -> str:
+        """How long one worker after another may take: a small step takes as long for one of them as for all."""
+        longer = f"{self.workers} times as long, or longer" if self._on_gpu else f"up to {self.workers} times as long"
+        return f"With {self.workers} workers on {self.device} this may take {longer}, compared with all of them together."
 
     def _arrange(self, job: Job, learner: Learner) -> _Arrangement:
         """Whether windows are computed together, and how many; raises where there is no room for the workers."""
@@ -140,7 +150,7 @@ class Vector:
                 f"workers (about {max(0, (room - one) // (vector * kept))}), a smaller model or a smaller batch."
             )
         most = int(min(self.workers, (room - static) // one))
-        if not self.device.startswith("cuda"):
+        if not self._on_gpu:
             most = min(most, max(1, CACHED // learner.weights.numel()))
         return _Arrangement(reason, min(self.chunk or most, most))
 
@@ -151,10 +161,20 @@ class Vector:
             return "the learner is one of your own"
         if isinstance(job.train, Orderly):
             return "the rows are streamed"
-        large = LARGE_IN_KERAS if isinstance(learner, KerasLearner) else LARGE
-        if self.mode == "auto" and not self.device.startswith("cuda") and learner.weights.numel() > large:
+        if isinstance(job.train, Items) and not job.train.even:
+            return "a collate of your own may give mini-batches of different shapes"
+        if self.mode == "auto" and self._faster_in_a_loop(learner):
             return f"on a CPU that is faster for a model of {learner.weights.numel():,} parameters"
         return batchable.why_not(learner, job.train, job.plan)
+
+    def _faster_in_a_loop(self, learner: Learner) -> bool:
+        """Whether one model of this size keeps the device busy."""
+        large = LARGE_IN_KERAS if isinstance(learner, KerasLearner) else LARGE
+        return not self._on_gpu and learner.weights.numel() > large
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
 
 
 def _batchable(learner: Learner) -> TypeGuard[Batchable]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 
+from paragrad.data import seeds
 from paragrad.data.plan import Plan
-from paragrad.data.source import Source, Weighted
+from paragrad.data.source import Source, Weighted, batch_at
 from paragrad.learners import kerasrows
 from paragrad.learners.keras import KerasLearner, unwrapped
+from paragrad.learners.objective import OfOutput
 from paragrad.learners.rowmodel import Batchable
 from paragrad.learners.rows import Task, TorchRows
+from paragrad.learners.torch import TorchLearner
+from paragrad.learners.trial import same_together
+from paragrad.optim.optimizer import asks_for_model
 from paragrad.optim.rows import rows_of
-from paragrad.types import Done
 
 
 def why_not(learner: Batchable, source: Source, plan: Plan) -> str | None:
@@ -28,29 +29,21 @@ def why_not(learner: Batchable, source: Source, plan: Plan) -> str | None:
             return reason
     elif rows_of(learner.torch_optimizer) is None:
         return f"the optimiser {type(learner.torch_optimizer).__name__} is not known for rows"
-    if isinstance(source.batch(plan.rows_of(0)), Weighted):
-        return "its rows have weights"
+    if isinstance(learner, TorchLearner) and not isinstance(learner.objective, OfOutput):
+        return "the loss is a function of the model and a whole mini-batch"
+    if isinstance(learner, TorchLearner) and learner.carried and asks_for_model(learner.chosen):
+        return "the optimiser may change parameters that require no gradient"
     if learner.coarse:
         return "the model holds weights in a coarser type than the center"
-    two = min(2, plan.positions)
-    functorch: Any = torch._C._functorch
-    fallback = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)  # a loop inside torch would be slower than ours
-    try:
-        rows = TorchRows(learner, two, source, plan, gradients=True)
-        tasks = [Task(row, (row,)) for row in range(two)]
-        outcomes = rows.run(tasks)
-        buffers = rows.buffers.clone()
-        rows.run(tasks)  # the first step shows which layers there are, and only later ones are made as in a run
-    except Exception as error:
-        return _in_words(error)
-    finally:
-        functorch._set_vmap_fallback_enabled(fallback)
-    assert rows.gradients is not None
-    for row in range(two):
-        if not _same_alone(learner, source.batch(plan.rows_of(row)), rows.gradients[row], buffers[row], outcomes[row]):
-            return "a step of two rows together is not the same as one after another"
-    if isinstance(learner, KerasLearner) and not kerasrows.same_steps(learner, rows.gradients[0]):
+    with seeds.kept():
+        if isinstance(batch_at(source, plan, 0), Weighted):
+            return "its rows have weights"
+        try:
+            if not same_together(learner, source, plan):
+                return "a step of two rows together is not the same as one after another"
+        except Exception as error:
+            return _in_words(error)
+    if isinstance(learner, KerasLearner) and not kerasrows.same_steps(learner):
         return (
             f"this version's {type(learner.model.optimizer).__name__} steps in another way than the one that is known for rows"
         )
@@ -68,29 +61,6 @@ def _in_words(error: Exception) -> str:
         return "torch has no way to compute one of its operations for many models at once"
     first = said.partition("\n")[0]
     return f"{type(error).__name__}: {first if len(first) < 160 else first[:160].rpartition(' ')[0] + ' ...'}"
-
-
-def _same_alone(learner: Batchable, batch: Any, together: torch.Tensor, buffers: torch.Tensor, outcome: Done) -> bool:
-    """Whether a row's gradient, buffers and loss are what the learner comes to alone."""
-    before = learner.weights.clone(), learner.buffers.clone(), learner.integers.clone()
-    gradient = torch.empty_like(learner.weights)
-    with torch.random.fork_rng(devices=[]):
-        step = learner.gradient(batch, gradient)
-    learner.collect()
-    after = learner.buffers.clone()
-    for vector, old in zip((learner.weights, learner.buffers, learner.integers), before, strict=True):
-        vector.copy_(old)
-    learner.spread()
-    # Keras on torch multiplies matrices in float32, whatever the type of its layers.
-    fine = learner.weights.dtype == torch.float64 and not isinstance(learner, KerasLearner)
-    tolerance = 1e-9 if fine else 1e-3
-    scale = max(float(gradient.abs().max()), 1e-12)
-    return (
-        math.isclose(outcome.loss, step.loss * step.weight, rel_tol=tolerance, abs_tol=tolerance)
-        and math.isclose(outcome.weight, step.weight, rel_tol=tolerance)
-        and bool((together - gradient).abs().max() <= tolerance * scale)
-        and torch.allclose(buffers, after, rtol=tolerance, atol=tolerance)
-    )
 
 
 def slots_of(learner: Batchable) -> int:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 
-from paragrad.flat import Flat, Piece
+from paragrad.core.flat import Flat, Piece
 from paragrad.types import Vector
+
+Place: TypeAlias = tuple[str, int, int, list[int], str]
+"""The vector of a checkpoint, the first and the last element, the shape and the type of a tensor."""
 
 
 class Flattened:
@@ -22,6 +28,8 @@ class Flattened:
         self._weights = Flat(weights)
         self._buffers = Flat(buffers, kind="buffer")
         self._integers = Flat(integers, kind="buffer")
+        self.report: Callable[[str], None] = warnings.warn
+        """Told what went wrong in a validation that went on."""
 
     @property
     def weights(self) -> Vector:
@@ -49,6 +57,12 @@ class Flattened:
         kinds = {"weights": self._weights, "buffers": self._buffers, "integers": self._integers}
         return {kind: flat.pieces for kind, flat in kinds.items()}
 
+    @property
+    def layout(self) -> dict[str, Place]:
+        """Where each tensor lies in the vectors of a checkpoint, by name."""
+        files = {"weights": "value", "buffers": "buffers", "integers": "integers"}
+        return {piece.name: _place(files[kind], piece) for kind, pieces in self.pieces.items() for piece in pieces}
+
     def spread(self) -> bool:
         """Bring the model up to date with the vectors."""
         self._buffers.spread()
@@ -61,6 +75,15 @@ class Flattened:
         self._buffers.collect()
         self._integers.collect()
 
+    def gradient_norm(self) -> float:
+        """Return the length of the last step's gradient, as the optimiser saw it; NaN where there is none."""
+        gradients = [piece.tensor.grad for piece in self._weights.pieces if piece.tensor.grad is not None]
+        if not gradients:
+            return math.nan
+        wide = (torch.promote_types(gradient.dtype, torch.float32) for gradient in gradients)
+        norms = (torch.linalg.vector_norm(g, dtype=dtype) for g, dtype in zip(gradients, wide, strict=True))
+        return math.hypot(*map(float, norms))
+
     @property
     def aliasable(self) -> bool:
         """Whether the parameters can be views of a vector that is given."""
@@ -71,3 +94,7 @@ class Flattened:
         self._weights.check(weights)
         self._buffers.check()
         self._integers.check()
+
+
+def _place(vector: str, piece: Piece) -> Place:
+    return vector, piece.lo, piece.hi, list(piece.tensor.shape), str(piece.tensor.dtype).removeprefix("torch.")

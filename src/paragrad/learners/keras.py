@@ -13,11 +13,12 @@ import torch
 from paragrad.data.source import Source, Weighted, all_rows, leaves, mapped
 from paragrad.errors import UsageError
 from paragrad.learners import kerasmodel
+from paragrad.learners.batch import split
 from paragrad.learners.flattened import Flattened
 from paragrad.learners.kerascopy import Packed, pack, rate_of
 from paragrad.learners.kerasoptimizer import KerasCenter, KerasOptimizer
 from paragrad.learners.learner import Step
-from paragrad.learners.torch import split
+from paragrad.learners.measured import Measured, Metric
 from paragrad.types import Vector
 
 COLOUR = re.compile("\x1b\\[[0-9;]*m")
@@ -27,11 +28,12 @@ COLOUR = re.compile("\x1b\\[[0-9;]*m")
 class KerasLearner(Flattened):
     """One compiled ``keras.Model`` on torch. The model given is copied; ``model`` is the learner's own."""
 
-    def __init__(self, model: Any, *, device: str = "cpu") -> None:
+    def __init__(self, model: Any, *, metrics: Mapping[str, Metric] | None = None, device: str = "cpu") -> None:
         if not isinstance(model, Packed):
             kerasmodel.refuse(model)
             model = pack(model)
         self._keras = kerasmodel.library()
+        self.metrics = dict(metrics or {})
         self.device = torch.device(device)
         self.model = model.open()
         kerasmodel.move(self.model, self.device)
@@ -132,6 +134,11 @@ class KerasLearner(Flattened):
         """Whether a step is ``w - lr * gradient`` and no more."""
         return not self._custom and self._optimizer.is_plain_sgd
 
+    @property
+    def optimizer_name(self) -> str:
+        """The kind of the optimiser."""
+        return f"keras-{type(self.model.optimizer).__name__}"
+
     def recover(self) -> None:
         """Forget the optimiser's state: it has seen NaN."""
         self._optimizer.forget()
@@ -214,15 +221,19 @@ class KerasLearner(Flattened):
 
     @torch.no_grad()
     def evaluate(self, source: Source, batch_size: int) -> dict[str, float]:
-        """Mean loss and the compiled metrics."""
+        """Mean loss, the compiled metrics as Keras computes them, and further metrics of all rows."""
         self.spread()
         self.model.eval()
         self.model.reset_metrics()
+        measured = Measured(self.metrics, self.report)
         try:
             with self._keras.device(str(self.device)):
                 for rows in all_rows(source, batch_size):
-                    self.model.test_step(self._parts(source.batch(rows)))
-                return figures(self.model.get_metrics_result())
+                    x, y, weight = self._parts(source.batch(rows))
+                    self.model.test_step((x, y, weight))
+                    if self.metrics:
+                        measured.add(call(self.model, x, training=False), y, weight)
+                return figures(self.model.get_metrics_result()) | measured.result()
         finally:
             self.model.reset_metrics()
             self.model.train()

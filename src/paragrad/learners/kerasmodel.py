@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from paragrad.config.extras import command
 from paragrad.errors import UsageError
-from paragrad.models import is_keras
+from paragrad.models.builtin import is_keras
 from paragrad.types import Vector
 
 Named: TypeAlias = list[tuple[str, torch.Tensor]]
@@ -27,7 +28,7 @@ def library() -> Any:
         import keras
     except (ImportError, ValueError) as error:
         if isinstance(error, ImportError) and error.name == "keras":
-            raise UsageError("Keras models need Keras 3: pip install 'paragrad[keras]'.") from error
+            raise UsageError(f"Keras models need Keras 3, which is missing: {command('keras')}") from error
         raise UsageError(
             f"Keras could not be imported on backend {os.environ['KERAS_BACKEND']!r}: {error}. {_remedy()}"
         ) from error

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from paragrad.core.flat import Flat
 from paragrad.errors import UsageError
-from paragrad.flat import Flat
 from paragrad.learners import kerasmodel
 from paragrad.learners.kerascopy import rate_of
 from paragrad.types import Vector

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from paragrad.core.flat import Piece
 from paragrad.data.source import leaves
-from paragrad.flat import Piece
 from paragrad.learners import kerasmodel
 from paragrad.learners.keras import KerasLearner, call, parts
 from paragrad.optim import kerasrows
@@ -78,6 +78,23 @@ class KerasRowModel:
         """A rate as the optimiser's own variable would hold it."""
         return float(torch.tensor(rate, dtype=self._model.optimizer._learning_rate.value.dtype))
 
+    def state(self, slots: list[Vector], made: int) -> dict[str, torch.Tensor]:
+        optimizer = self._model.optimizer
+        with torch.no_grad():
+            for kept, slot in zip(kerasrows.slots_of(optimizer, self._variables[0]), slots, strict=True):
+                for tensor, piece in zip(kept, self.pieces["weights"], strict=True):
+                    tensor.copy_(slot[piece.lo : piece.hi].view(tensor.shape))
+        optimizer._iterations.assign(made)
+        return {str(index): variable.value.detach() for index, variable in enumerate(optimizer.variables)}
+
+    def slots(self, state: Mapping[str, torch.Tensor]) -> tuple[list[Vector], int]:
+        optimizer = self._model.optimizer
+        with torch.no_grad():
+            for index, variable in enumerate(optimizer.variables):
+                variable.value.copy_(state[str(index)])
+        kept = kerasrows.slots_of(optimizer, self._variables[0])
+        return [torch.cat([tensor.reshape(-1) for tensor in tensors]) for tensors in kept], int(optimizer.iterations)
+
     @property
     def clips(self) -> bool:
         return self._clipping is not None
@@ -111,9 +128,11 @@ class _AsItLies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def same_steps(learner: KerasLearner, gradient: Vector) -> bool:
+def same_steps(learner: KerasLearner) -> bool:
     """Whether two steps for rows come to where the installed Keras comes: its formulas may change."""
-    model, before, state = KerasRowModel(learner, gradient.device), learner.weights.clone(), learner.state()
+    before, state = learner.weights.clone(), learner.state()
+    model = KerasRowModel(learner, before.device)
+    gradient = torch.randn(before.shape, dtype=before.dtype, generator=torch.Generator().manual_seed(0)).to(before.device)
     mine = before.unsqueeze(0).clone()
     slots = [torch.zeros_like(mine) + start for start in model.optimizer.slots]
     for number, scale in enumerate((1.0, -0.5)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -79,6 +79,14 @@ class WarmsUp(Protocol):
 
 
 @runtime_checkable
+class Measures(Protocol):
+    """A learner that can tell how long its last gradient was, for the record."""
+
+    def gradient_norm(self) -> float:
+        """Return the length of the last step's gradient; NaN where there is none."""
+
+
+@runtime_checkable
 class Recovers(Protocol):
     """A learner that can go on after NaN."""
 
@@ -115,6 +123,14 @@ class Aliases(Protocol):
 
 
 @runtime_checkable
+class Reports(Protocol):
+    """A learner that says what went wrong in a validation that went on, such as a metric that raised."""
+
+    report: Callable[[str], None]
+    """Called with a sentence; whoever asks for validations sets it."""
+
+
+@runtime_checkable
 class Saves(Protocol):
     """A learner whose model has names for its tensors, and perhaps a file format of its own."""
 
@@ -127,6 +143,32 @@ class Saves(Protocol):
 
     def save(self, path: Path) -> None:
         """Write the model in its own format."""
+
+
+def marked(learner: Learner, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state under names that say of which optimiser it is."""
+    kind = _kind(learner)
+    return {f"{kind}.{name}": tensor for name, tensor in state.items()}
+
+
+def unmarked(learner: Learner, kept: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """The inverse; None where it is of another optimiser than the learner's."""
+    kind = f"{_kind(learner)}."
+    if not all(name.startswith(kind) for name in kept):
+        return None
+    return {name.removeprefix(kind): tensor for name, tensor in kept.items()}
+
+
+def load_marked(learner: Learner, kept: Mapping[str, torch.Tensor]) -> bool:
+    """Let the learner's optimiser go on from such a state; False, and nothing is done, where it is of another optimiser."""
+    state = unmarked(learner, kept)
+    if state:
+        learner.load(state)
+    return state is not None
+
+
+def _kind(learner: Learner) -> str:
+    return str(getattr(learner, "optimizer_name", type(learner).__name__))
 
 
 def is_aliasable(learner: Learner) -> TypeGuard[Aliases]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from paragrad.core.flat import Flat
 from paragrad.errors import UsageError
-from paragrad.flat import Flat
 from paragrad.learners.learner import Step
 from paragrad.types import Vector
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
+from paragrad.core.flat import Piece
 from paragrad.data.source import leaves
-from paragrad.flat import Piece
+from paragrad.learners.batch import split
+from paragrad.learners.criterion import aligned, by_class
 from paragrad.learners.keras import KerasLearner
 from paragrad.learners.kerasrows import KerasRowModel
-from paragrad.learners.torch import TorchLearner, aligned, by_class, split
+from paragrad.learners.torch import TorchLearner
+from paragrad.optim.pieces import flattened, shaped
 from paragrad.optim.rows import RowOptimizer, rows_of
 from paragrad.types import Vector
 
@@ -44,6 +48,12 @@ class RowModel(Protocol):
     def clip(self, gradient: torch.Tensor) -> None:
         """Clip the gradient in each row, in place."""
 
+    def state(self, slots: list[Vector], made: int) -> dict[str, torch.Tensor]:
+        """A row's optimiser state as the learner has it: its vectors, and the number of its steps."""
+
+    def slots(self, state: Mapping[str, torch.Tensor]) -> tuple[list[Vector], int]:
+        """The inverse."""
+
     def loss(
         self, weights: list[Vector], buffers: list[Vector], integers: list[Vector], batch: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,6 +76,8 @@ class TorchRowModel:
         self.optimizer: RowOptimizer = optimizer
         self.pieces = learner.pieces
         self._chosen = learner.chosen
+        self._flat = learner.optimizer_is_flat
+        self._shapes = [piece.tensor.shape for piece in learner.pieces["weights"]]
         self._names = [[piece.name for piece in self.pieces[kind]] for kind in ("weights", "buffers", "integers")]
         self._module = copy.deepcopy(learner.module).to(device).requires_grad_(False)
         self._module.train()
@@ -84,6 +96,20 @@ class TorchRowModel:
 
     def clip(self, gradient: torch.Tensor) -> None:
         self._chosen.clip_rows(gradient)
+
+    def state(self, slots: list[Vector], made: int) -> dict[str, torch.Tensor]:
+        if not slots or made == self.optimizer.made:
+            return {}
+        state = {f"0.{name}": slot for name, slot in zip(self.optimizer.names, slots, strict=False)}
+        if self.optimizer.counts:
+            state["0.step"] = torch.tensor(float(made))  # in torch's default type, as torch counts
+        return state if self._flat else dict(shaped(state, self._shapes))
+
+    def slots(self, state: Mapping[str, torch.Tensor]) -> tuple[list[Vector], int]:
+        names = [f"0.{name}" for name in self.optimizer.names[: len(self.optimizer.slots)]]
+        counted = {"0.step": False} if self.optimizer.counts else {}
+        flat = flattened(state, self._shapes, {**dict.fromkeys(names, True), **counted})
+        return [flat[name] for name in names], int(flat["0.step"]) if counted else 1
 
     def loss(
         self, weights: list[Vector], buffers: list[Vector], integers: list[Vector], batch: Any

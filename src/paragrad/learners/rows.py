@@ -7,13 +7,14 @@ mini-batches. So the windows of many workers can be computed together, whenever 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from paragrad.data import seeds
 from paragrad.data.plan import Plan
 from paragrad.data.source import Arrays, Source, mapped
 from paragrad.learners.graph import Graph
@@ -41,6 +42,18 @@ class Task:
     batches: Batches
     progress: tuple[float, ...] = ()
     """The share of the run at each of its steps, for a learning-rate schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The mini-batches of one step of some rows."""
+
+    rows: torch.Tensor
+    """(row, place in the mini-batch) -> row of the data, on the device."""
+    sizes: list[int]
+    """How many places of each count."""
+    positions: list[int]
+    """The position of each in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +94,10 @@ class TorchRows:
         self._source = self._on_device(source)
         dtype = learner.weights.dtype
         length = learner.weights.numel()
-        # Every row begins at a multiple of 128 bytes: kernels read aligned rows up to twice as fast.
+        # Every row begins at a multiple of 128 bytes: kernels read aligned rows up to twice as fast, and some round by how
+        # their operands are aligned, so that a row must not depend on its place.
         self._width = -(-length // ALIGNED) * ALIGNED
+        self._length = length
 
         def rows(length: int, number: int, kind: torch.dtype = dtype, fill: float = 0.0) -> torch.Tensor:
             return torch.full((number, length), fill, dtype=kind, device=self.device)
@@ -120,6 +135,10 @@ class TorchRows:
         self._orders: dict[int, torch.Tensor] = {}
         self._patience = PATIENCE
         self._scratch = learner
+        (first,) = self._drawn([Task(0, (0,))])
+        one = Stack({name: rows_[:1] for name, rows_ in self._all.items()}, self._stepper.pieces)
+        with seeds.kept():
+            self._stepper.choose(one, self._batch(first.rows, first.positions))
 
     def _begin(self) -> None:
         """All rows at the start."""
@@ -161,13 +180,28 @@ class TorchRows:
 
     def forget(self, row: int) -> None:
         """A new worker takes the row, or its optimiser has seen NaN: the optimiser's state is as at the start."""
-        for k, start in enumerate(self.optimizer.slots if not self._gradients else ()):
-            mine = self._all[f"slot{k}"][row]
+        for slot, start in zip(self._slots(), self.optimizer.slots, strict=False):
+            mine = slot[row]
             if isinstance(start, float):
                 mine.fill_(start)
             else:
                 mine[: len(start)].copy_(start)
         self._all["steps"][row] = self._made[row] = self.optimizer.made
+
+    def state(self, row: int) -> dict[str, torch.Tensor]:
+        """The state of a row's optimiser, as that of a learner of its own would be."""
+        return self._model.state([slot[row, : self._length] for slot in self._slots()], self._made[row])
+
+    def load(self, row: int, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse."""
+        if state:
+            slots, made = self._model.slots(state)
+            for mine, slot in zip(self._slots(), slots, strict=True):
+                mine[row, : self._length].copy_(slot)
+            self._all["steps"][row] = self._made[row] = made
+
+    def _slots(self) -> list[torch.Tensor]:
+        return [] if self._gradients else [self._all[f"slot{k}"] for k in range(len(self.optimizer.slots))]
 
     def scatter(self, row: int, seed: int) -> None:
         """Move a row to a random point."""
@@ -195,13 +229,11 @@ class TorchRows:
         index = torch.tensor(where, device=self.device)
         if not direct:
             self._move(index, home)
-        rows, sizes = self._rows_of(tasks)
         found: list[Found] = []
-        for step in range(len(tasks[0].batches)):
-            active = sum(1 for task in tasks if len(task.batches) > step)
+        for step, drawn in enumerate(self._drawn(tasks)):
             if self.paced:
-                self._set_rates(home, tasks[:active], step, outcomes)
-            found += self._step(home, rows[step, :active], sizes[step][:active], step > 0, outcomes)
+                self._set_rates(home, tasks[: len(drawn.rows)], step, outcomes)
+            found += self._step(home, drawn, step > 0, outcomes)
         if not direct:
             self._move(index, home, back=True)
         if not self._gradients:
@@ -217,8 +249,8 @@ class TorchRows:
         for outcome, rate in zip(outcomes, rates, strict=False):
             outcome.lr = rate
 
-    def _rows_of(self, tasks: list[Task]) -> tuple[torch.Tensor, list[list[int]]]:
-        """(step, task, place in the mini-batch) -> row of the data, on the device; and how many of these count."""
+    def _drawn(self, tasks: list[Task]) -> list[Drawn]:
+        """The mini-batches of each step of these windows, of which none is longer than the one before it."""
         plan, steps = self._plan, len(tasks[0].batches)
         positions = np.array([task.batches + task.batches[:1] * (steps - len(task.batches)) for task in tasks]).T
         epochs, batches = np.divmod(positions, plan.batches)
@@ -228,7 +260,10 @@ class TorchRows:
         orders = torch.cat([self._order(int(epoch)) for epoch in there])
         first = torch.from_numpy(np.searchsorted(there, epochs) * plan.rows + starts).to(self.device)
         inside = torch.arange(min(plan.batch_size, plan.rows), device=self.device)
-        return orders[(first.unsqueeze(-1) + inside).clamp_(max=len(orders) - 1)], sizes.tolist()
+        rows = orders[(first.unsqueeze(-1) + inside).clamp_(max=len(orders) - 1)]
+        active = [sum(1 for task in tasks if len(task.batches) > step) for step in range(steps)]
+        each = zip(active, rows, sizes.tolist(), positions.tolist(), strict=True)
+        return [Drawn(rows[:count], sizes[:count], positions[:count]) for count, rows, sizes, positions in each]
 
     def _order(self, epoch: int) -> torch.Tensor:
         if epoch not in self._orders:
@@ -264,12 +299,13 @@ class TorchRows:
 
     # -- one step of many rows ------------------------------------------------------------------------------
 
-    def _step(self, home: str, rows: torch.Tensor, sizes: list[int], joined: bool, outcomes: list[Done]) -> list[Found]:
+    def _step(self, home: str, drawn: Drawn, joined: bool, outcomes: list[Done]) -> list[Found]:
         """One step of the first rows of a place; a gradient is joined with what is there.
 
         The last mini-batch of an epoch may be shorter than the others. Who has it is set aside, makes the others' step
         with them in vain, and then its own from where it was.
         """
+        rows, sizes, positions = drawn.rows, drawn.sizes, drawn.positions
         for outcome, size in zip(outcomes, sizes, strict=False):
             outcome.steps += 1
             outcome.rows += size
@@ -281,13 +317,14 @@ class TorchRows:
         aside = [(short[start : start + FEW]) for start in range(0, len(short), FEW)]
         kept = [{name: rows_[group].clone() for name, rows_ in self._place(home).items()} for group in aside]
         if len(short) < count:
-            losses, normalisers = self._advance(home, count, rows, joined)
+            losses, normalisers = self._advance(home, rows, positions, joined)
             wasted = set(short)
             found.append(Found([None if k in wasted else k for k in range(count)], losses, normalisers))
         for group, old in zip(aside, kept, strict=True):
-            for name, mine in self._place(ASIDE).items():
-                mine[: len(group)].copy_(old[name])
-            losses, normalisers = self._advance(ASIDE, len(group), rows[group, : sizes[group[0]]], joined)
+            for name, apart in self._place(ASIDE).items():
+                apart[: len(group)].copy_(old[name])
+            mine, where = rows[group, : sizes[group[0]]], [positions[k] for k in group]
+            losses, normalisers = self._advance(ASIDE, mine, where, joined)
             self._move(torch.tensor(group, device=self.device), ASIDE, back=True, source=home)
             found.append(Found(list(group), losses, normalisers))
         if before is not None:
@@ -302,18 +339,19 @@ class TorchRows:
             self._stacks[key] = Stack({name: rows[:count] for name, rows in self._place(home).items()}, self._stepper.pieces)
         return self._stacks[key]
 
-    def _advance(self, home: str, count: int, rows: torch.Tensor, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _advance(self, home: str, rows: torch.Tensor, positions: list[int], joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        count = len(rows)
         stack = self._stack(home, count)
         if self.device.type != "cuda" or not isinstance(self._source, Arrays) or not self._model.capturable:
-            return self._stepper.step(stack, self._batch(rows), joined)
+            return self._stepper.step(stack, self._batch(rows, positions), joined)
         key = (home, count, rows.shape[1], joined and self._gradients)
         graph = self._graphs.get(key)
         if graph is None:
             if self._seen[key] < self._patience or len(self._graphs) >= GRAPHS:
                 self._seen[key] += 1  # the first times are the warm-up that a capture needs
-                return self._stepper.step(stack, self._batch(rows), joined)
+                return self._stepper.step(stack, self._batch(rows, positions), joined)
             graph = self._graphs[key] = Graph(rows)
-            graph.capture(lambda rows: self._stepper.step(stack, self._batch(rows), joined))
+            graph.capture(lambda rows: self._stepper.step(stack, self._batch(rows, positions), joined))
         return graph.replay(rows)
 
     # -- data -----------------------------------------------------------------------------------------------
@@ -324,17 +362,22 @@ class TorchRows:
             return source
         return Arrays(mapped(source.tree, lambda leaf: leaf.to(self.device)))
 
-    def _batch(self, index: torch.Tensor) -> Any:
+    def _batch(self, index: torch.Tensor, positions: list[int]) -> Any:
+        """Rows of the data as mini-batches, with the random numbers of their positions where a Dataset draws some."""
         if isinstance(self._source, Arrays):
             flat = index.view(-1)
             return mapped(self._source.tree, lambda leaf: leaf.index_select(0, flat).view(*index.shape, *leaf.shape[1:]))
-        return stacked([self._source.batch(rows) for rows in index.cpu().numpy()], self.device)
+        batches = []
+        for position, rows in zip(positions, index.cpu().numpy(), strict=True):
+            seeds.seed_everything(self._plan.seed_of(position))
+            batches.append(self._source.batch(rows))
+        return stacked(batches, self.device)
 
 
 def stacked(batches: list[Any], device: torch.device) -> Any:
     """Mini-batches of the same nesting as one, with a first dimension for the rows."""
     first = batches[0]
-    if isinstance(first, dict):
+    if isinstance(first, Mapping):
         return {key: stacked([batch[key] for batch in batches], device) for key in first}
     if isinstance(first, tuple | list):
         return tuple(stacked(list(parts), device) for parts in zip(*batches, strict=True))

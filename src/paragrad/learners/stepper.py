@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.func import vmap
 
-from paragrad.flat import Piece
+from paragrad.core.flat import Piece
 from paragrad.learners.linear import Linears, Sink, Uses
 from paragrad.learners.rowmodel import RowModel
 from paragrad.optim.rows import RowOptimizer
@@ -64,10 +64,8 @@ class Stepper:
         self._precision = precision
         self._most = most
         self._scratch_rows: torch.Tensor | None = None
-        self._linears: list[tuple[int, int | None]] | None = None
-        """Weight and bias of each linear layer that is used once in a forward pass; None: not looked at yet."""
-        self._looked_at: list[tuple[int, int | None]] = []
-        self._looked = False
+        self._linears: list[tuple[int, int | None]] = []
+        """Weight and bias of each linear layer that is used once in a forward pass."""
         self._at_once = False
         """Whether a step is made in the product that computes a linear layer's gradient: plain SGD, and no other layers."""
 
@@ -75,10 +73,34 @@ class Stepper:
         """Let go of memory."""
         self._scratch_rows = None
 
+    def choose(self, stack: Stack, batch: Any) -> None:
+        """Choose how all steps are computed, in a dry run on copies: forward and backward passes that no row keeps anything of.
+
+        Were it seen in the first steps instead, these would be computed by another formula than the others, and round
+        differently. A resumed run has first steps where an unbroken one has none.
+        """
+        dry = Stack({name: rows.clone() for name, rows in stack.tensors.items()}, self.pieces)
+        self._linears = self._layers(dry, batch)
+        views = _cut(torch.zeros_like(dry.tensors["weights"]), self.pieces["weights"])
+        _, _, also = self._backward(dry, batch, views)
+        every = {k for pair in self._linears for k in pair if k is not None} == set(range(len(self._names)))
+        plain = self.optimizer.plain and not self._gradients and self._precision != "bf16"
+        self._at_once = every and plain and not also and not self.scheduled and not self._model.clips
+
     def step(self, stack: Stack, batch: Any, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward, backward and update of every row of the stack; returns losses and their normalisers."""
         gradient = self._gradient_of(stack, joined)
         views = stack.weights if self._at_once else _cut(gradient, self.pieces["weights"])
+        losses, normalisers, _ = self._backward(stack, batch, views)
+        if self._gradients:
+            self._join(stack, gradient, normalisers, joined)
+        elif not self._at_once:
+            self._update(stack, gradient)
+        stack.steps.add_(1)
+        return losses.detach().to(torch.float64), normalisers.to(torch.float64)
+
+    def _backward(self, stack: Stack, batch: Any, views: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """Losses, their normalisers, and whether a linear layer's weight is used elsewhere, too; gradients go into views."""
         parameters = [weights.detach().requires_grad_() for weights in stack.weights]
         # torch's rule for batch-norm writes running statistics into a copy where the rows do not lie side by side.
         buffers = [buffer.clone(memory_format=torch.contiguous_format) for buffer in stack.buffers]
@@ -87,7 +109,7 @@ class Stepper:
             losses, normalisers = one(parameters, buffers, stack.integers, batch)
         for into, buffer in zip(stack.buffers, buffers, strict=True):
             into.copy_(buffer)
-        sunk = {k for pair in self._linears or () for k in pair}
+        sunk = {k for pair in self._linears for k in pair}
         found = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
         also = False
         for k, mine in enumerate(found):
@@ -98,23 +120,22 @@ class Stepper:
                 views[k].add_(mine)  # a layer's weight that is used elsewhere, too: both parts count
             elif mine is not None:
                 views[k].copy_(mine)
-        if self._gradients:
-            self._join(stack, gradient, normalisers, joined)
-        elif not self._at_once:
-            self._update(stack, gradient)
-        stack.steps.add_(1)
-        self._learn(also)
-        return losses.detach().to(torch.float64), normalisers.to(torch.float64)
+        return losses, normalisers, also
 
-    def _learn(self, also: bool) -> None:
-        """The first step shows which linear layers there are, the second whether their weights are used elsewhere."""
-        if self._linears is None:
-            self._linears = self._looked_at
-        elif not self._looked:
-            self._looked = True
-            every = {k for pair in self._linears for k in pair if k is not None} == set(range(len(self._names)))
-            plain = self.optimizer.plain and not self._gradients and self._precision != "bf16"
-            self._at_once = every and plain and not also and not self.scheduled and not self._model.clips
+    def _layers(self, stack: Stack, batch: Any) -> list[tuple[int, int | None]]:
+        """The linear layers that a forward pass uses once."""
+        layers: list[tuple[int, int | None]] = []
+
+        def look(weights: list[Vector], *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            with Uses() as looking:
+                found = self._model.loss(weights, *others)
+            layers.extend(_used_once(looking.found, {id(weight): k for k, weight in enumerate(weights)}))
+            return found
+
+        buffers = [buffer.clone(memory_format=torch.contiguous_format) for buffer in stack.buffers]
+        with torch.no_grad(), self._autocast():
+            vmap(look, randomness="error")(stack.weights, buffers, stack.integers, batch)
+        return layers
 
     def _gradient_of(self, stack: Stack, joined: bool) -> torch.Tensor:
         """Where the step's gradients are written, a row for each replica."""
@@ -134,11 +155,6 @@ class Stepper:
         integers: list[Vector],
         batch: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._linears is None:
-            with Uses() as looking:
-                found = self._model.loss(weights, buffers, integers, batch)
-            self._looked_at = _used_once(looking.found, {id(weight): k for k, weight in enumerate(weights)})
-            return found
         if not self._linears:
             return self._model.loss(weights, buffers, integers, batch)
         rate = self.optimizer.lr if self._at_once else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from paragrad.flat import Flat
+from paragrad.core.flat import Flat
 from paragrad.optim.choice import Optimizer
 from paragrad.optim.optimizer import FlatOptimizer, Named, OptimizerLike
 from paragrad.optim.pieces import shaped

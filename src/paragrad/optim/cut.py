@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from paragrad.flat import Flat
+from paragrad.core.flat import Flat
+from paragrad.core.state import Allocate, private
 from paragrad.optim.centeroptimizer import CenterOptimizer
 from paragrad.optim.optimizer import OptimizerLike
 from paragrad.optim.pieces import flattened, shaped
-from paragrad.state import Allocate, private
 from paragrad.types import Vector
 
 FLAGS = "optimizer"

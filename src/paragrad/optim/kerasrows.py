@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paragrad.flat import Piece
+from paragrad.core.flat import Piece
 from paragrad.optim.rows import RowOptimizer, Tensors, Update
 
 LIBRARY = "keras."
@@ -56,8 +56,7 @@ def rows_of(optimizer: Any, variables: Sequence[Any], pieces: Sequence[Piece]) -
     kind = TABLE[type(optimizer).__name__]
     options = {name: getattr(optimizer, name) for name in kind.options}
     options["lr"] = float(optimizer.learning_rate)
-    index = [optimizer._get_variable_index(variable) for variable in variables]
-    starts = tuple(_start([kept[k].value.detach() for k in index]) for kept in kind.slots(optimizer))
+    starts = tuple(_start(kept) for kept in slots_of(optimizer, variables))
     update = kind.update
     if optimizer.weight_decay is not None:
         rate = optimizer._get_current_learning_rate()
@@ -65,6 +64,12 @@ def rows_of(optimizer: Any, variables: Sequence[Any], pieces: Sequence[Piece]) -
         decayed = [p for v, p in zip(variables, pieces, strict=True) if optimizer._use_weight_decay(v)]
         update = _Decaying(update, optimizer.weight_decay, kind_of_rate, _ranges(decayed))
     return RowOptimizer(update, options, starts, made=int(optimizer.iterations))
+
+
+def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[list[torch.Tensor]]:
+    """The vectors that it keeps, live: of each, the tensor of every variable."""
+    index = [optimizer._get_variable_index(variable) for variable in variables]
+    return [[kept[k].value.detach() for k in index] for kept in TABLE[type(optimizer).__name__].slots(optimizer)]
 
 
 def _start(tensors: list[torch.Tensor]) -> float | torch.Tensor:

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from paragrad.config.options import parse_fields
+from paragrad.core.flat import Flat
 from paragrad.errors import UsageError, unknown
-from paragrad.flat import Flat
 from paragrad.optim.choice import Factory, Optimizer
 from paragrad.optim.conjugate import ConjugateGradient
-from paragrad.options import parse_fields
+from paragrad.optim.pieces import flattened, shaped
 from paragrad.types import Vector
 
 OptimizerLike: TypeAlias = Factory | Optimizer
@@ -97,11 +98,19 @@ def takes_model(make: Callable[..., Any]) -> bool:
         first = next(iter(inspect.signature(make).parameters.values()), None)
     except (TypeError, ValueError):
         return False
-    if first is None:
-        return False
-    hint = first.annotation
+    return first is not None and is_model(first)
+
+
+def asks_for_model(optimizer: OptimizerLike) -> bool:
+    """Whether an optimiser is made by a factory that asks for the model, whose other tensors it can then reach."""
+    return takes_model(factory(Optimizer.of(optimizer).optimizer))
+
+
+def is_model(parameter: inspect.Parameter) -> bool:
+    """Whether a function's parameter is the model, by its name or its type."""
+    hint = parameter.annotation
     typed = issubclass(hint, nn.Module) if isinstance(hint, type) else str(hint).rpartition(".")[2] == "Module"
-    return first.name in ("model", "module") or typed
+    return parameter.name in ("model", "module") or typed
 
 
 class FlatOptimizer:
@@ -229,8 +238,14 @@ class FlatOptimizer:
         self.torch.state.clear()
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of ``state``."""
-        device = self._parameters()[0].device
+        """The inverse of ``state``; also of that of a flat vector where this has the module's tensors, or the other way."""
+        device, shapes = self._parameters()[0].device, [piece.tensor.shape for piece in self._weights.pieces]
+        if self.why_shapes is None and len(shapes) > 1:
+            flat = any(tensor.ndim == 1 and tensor.numel() == self._weights.vector.numel() for tensor in state.values())
+            if self.whole is None and flat:
+                state = shaped(state, shapes)
+            elif self.whole is not None and {name.partition(".")[0] for name in state} == {str(k) for k in range(len(shapes))}:
+                state = flattened(state, shapes, {n: t.ndim > 0 for n, t in state.items() if n.startswith("0.")})
         # torch keeps scalars (the step count) on the CPU, and the rest beside the parameter.
         self.adopt({name: t.clone() if t.ndim == 0 else t.to(device, copy=True) for name, t in state.items()})
 

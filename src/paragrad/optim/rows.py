@@ -25,6 +25,10 @@ class RowOptimizer:
     """The name of torch's own kernel for many tensors at once, where there is one that fits."""
     made: int = 0
     """Steps that its state has behind it at the beginning."""
+    names: tuple[str, ...] = ()
+    """torch's names for the vectors of its state."""
+    counts: bool = True
+    """Whether torch keeps the number of steps with them."""
 
     @property
     def lr(self) -> float:
@@ -151,25 +155,27 @@ def _adam(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor,
 
 
 def _of_sgd(o: dict[str, Any]) -> RowOptimizer:
-    return RowOptimizer(_sgd, o, (0.0,) if o["momentum"] else ())
+    return RowOptimizer(_sgd, o, (0.0,) if o["momentum"] else (), names=("momentum_buffer",), counts=False)
 
 
 def _of_adagrad(o: dict[str, Any]) -> RowOptimizer:
-    return RowOptimizer(_adagrad, o, (float(o["initial_accumulator_value"]),))
+    return RowOptimizer(_adagrad, o, (float(o["initial_accumulator_value"]),), names=("sum",))
 
 
 def _of_rmsprop(o: dict[str, Any]) -> RowOptimizer:
-    return RowOptimizer(_rmsprop, o, (0.0,) * (1 + bool(o["centered"]) + bool(o["momentum"])))
+    names = ("square_avg", *("grad_avg",) * bool(o["centered"]), *("momentum_buffer",) * bool(o["momentum"]))
+    return RowOptimizer(_rmsprop, o, (0.0,) * len(names), names=names)
 
 
 def _of_adadelta(o: dict[str, Any]) -> RowOptimizer:
-    return RowOptimizer(_adadelta, o, (0.0, 0.0))
+    return RowOptimizer(_adadelta, o, (0.0, 0.0), names=("square_avg", "acc_delta"))
 
 
 def _of_adam(o: dict[str, Any]) -> RowOptimizer:
     o = {"decoupled_weight_decay": False, **o}
     fused = None if o["amsgrad"] else ("_fused_adamw_" if o["decoupled_weight_decay"] else "_fused_adam_")
-    return RowOptimizer(_adam, o, (0.0,) * (2 + bool(o["amsgrad"])), fused)
+    names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    return RowOptimizer(_adam, o, (0.0,) * (2 + bool(o["amsgrad"])), fused, names=names)
 
 
 def _of_adamw(o: dict[str, Any]) -> RowOptimizer:

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from paragrad import options
+from paragrad.config import options
 from paragrad.errors import UsageError
 
 ScheduleLike: TypeAlias = str | Callable[[float], float]
 """A name with fields (``"cosine:warmup=0.05"``), or a function from the share of the run that is done to a factor."""
+
+
+FIRST = 0.01
+"""The factor at the first step of a warm-up: at 0 the step would be made in vain."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Schedule:
     """A factor for the learning rate, from the share of the run's mini-batches that have been used (0 to 1)."""
 
     warmup: float = field(default=0.0, kw_only=True)
-    """Share of the run over which the rate first rises, in a straight line from 0."""
+    """Share of the run over which the rate first rises, in a straight line from 1 % of it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup < 1:
@@ -28,7 +32,7 @@ class Schedule:
     def __call__(self, progress: float) -> float:
         """The factor at this share of the run."""
         if progress < self.warmup:
-            return progress / self.warmup
+            return FIRST + (1 - FIRST) * progress / self.warmup
         return self.after((min(progress, 1.0) - self.warmup) / (1 - self.warmup))
 
     def after(self, progress: float) -> float:

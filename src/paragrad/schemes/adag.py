@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import CenterView, Commit, Reply, Vector
 
@@ -48,20 +48,18 @@ class ADAG(Scheme):
             raise UsageError(f"gamma={self.gamma}, but a squared distance is divided by it: take gamma > 0, such as 1e-4.")
 
     @property
-    def remembers(self) -> bool:
-        return self.place == "remembers"
+    def answers(self) -> Literal["center", "own", "remembered"]:
+        return "remembered" if self.place == "remembers" else "center"
 
     @property
     def sends(self) -> tuple[str, ...]:
         return ("anchor",) if self.place == "sends" else ()
 
     @property
-    def fresh(self) -> bool:
-        return self.place == "pulls"
+    def pulls(self) -> Literal["commit"] | None:
+        return "commit" if self.place == "pulls" else None
 
-    @property
-    def why_no_overlap(self) -> str | None:
-        return "the distance is measured from the last answer, and a window in flight began before it"
+    carries = "the distance is measured from the last answer, and a window in flight began before it"
 
     def shrink(self, movement: Vector, distance: Vector, lr: float) -> Vector:
         """What is left of a movement over which the center moved by ``distance``."""
@@ -85,6 +83,10 @@ class ADAG(Scheme):
                 anchor = commit.also["anchor"] if self.place == "sends" else center.handed[commit.worker]
                 center.add(self.shrink(commit.value, center.value - anchor, commit.lr), 1.0 / commit.steps)
         return center.value
+
+    @property
+    def adopts_from(self) -> tuple[str, ...]:
+        return ("sent", "center") if self.place == "pulls" else ("local",) if self.overlap else ()
 
     def adopt(self, me: Replica, reply: Reply) -> bool | None:
         if self.place != "pulls" or me.sent is None:

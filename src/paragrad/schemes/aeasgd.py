@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Reply, Vector
+from paragrad.types import CenterView, Commit, Reply, SchemePlan, Vector
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class AEASGD(Scheme):
     atomic: bool = True
     """The center computes the force; False: the worker does, from a center it pulled before (the thesis's form)."""
 
-    additive = False
     elementwise = True
     answers = "own"
     carries = True
+    adopts_from = ("local",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,8 +42,8 @@ class AEASGD(Scheme):
             raise UsageError(f"alpha={self.alpha}, but the elastic force is stable only for 0 < alpha <= 1.")
 
     @property
-    def fresh(self) -> bool:
-        return not self.atomic
+    def pulls(self) -> Literal["commit"] | None:
+        return None if self.atomic else "commit"
 
     @property
     def ships(self) -> Literal["movement", "gradient", "weights"]:
@@ -65,7 +65,8 @@ class AEASGD(Scheme):
     def adopt(self, me: Replica, reply: Reply) -> None:
         me.local -= reply.value
 
-    def warnings(self, workers: int) -> list[str]:
+    def warnings(self, plan: SchemePlan) -> list[str]:
+        workers = plan.workers
         if not self.atomic and self.alpha * (workers + 1) >= 2:
             return [
                 f"AEASGD(atomic=False) with alpha={self.alpha} and {workers} workers has alpha * (workers + 1) = "

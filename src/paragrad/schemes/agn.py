@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import Commit
+from paragrad.types import Commit, SchemePlan
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class AGN(Scheme):
     def scale(self, commit: Commit) -> float:
         return 1.0 / commit.steps
 
-    def warnings(self, workers: int) -> list[str]:
+    def warnings(self, plan: SchemePlan) -> list[str]:
+        workers = plan.workers
         if workers >= 2 * self.window and workers >= 8:
             return [
                 f"AGN with {workers} workers and a window of {self.window} is unstable early in training (Hermans: 40 workers, "

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paragrad.errors import UsageError
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Vector
+from paragrad.types import CenterView, Commit, SchemePlan, Vector
+
+LEAST = 1 / 3
+"""The share of a worker's movement that the center must take, or a run hardly begins to learn."""
+FEW = 4
+"""Windows per worker below which shorter ones are advised."""
+BUILT_UP = 100
+"""Rounds after which the outer momentum is as large as it becomes."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +30,9 @@ class AsyncDiLoCo(Scheme):
     """
 
     window: int = 50
-    lr: float = 0.07
+    outer_lr: float = 0.07
     """The outer learning rate ε; a tenth of the synchronous one."""
-    momentum: float = 0.9
+    outer_momentum: float = 0.9
     """The outer Nesterov momentum β."""
     delay: int | None = None
     """Commits N between two updates of the momentum; as many as there are workers if not given."""
@@ -39,8 +46,11 @@ class AsyncDiLoCo(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.lr > 0 or not 0 <= self.momentum < 1:
-            raise UsageError(f"lr={self.lr}, momentum={self.momentum}, but AsyncDiLoCo needs lr > 0 and 0 <= momentum < 1.")
+        if not self.outer_lr > 0 or not 0 <= self.outer_momentum < 1:
+            raise UsageError(
+                f"outer_lr={self.outer_lr}, outer_momentum={self.outer_momentum}, but AsyncDiLoCo needs outer_lr > 0 and "
+                "0 <= outer_momentum < 1."
+            )
         if self.delay is not None and self.delay < 1:
             raise UsageError(f"delay={self.delay}, but the momentum is updated at every delay-th commit: take 1 or more.")
         if not 0 <= self.c <= 1 / (self.delay or 1):
@@ -63,25 +73,55 @@ class AsyncDiLoCo(Scheme):
             gathered.sub_(commit.value)
             share = self.c
             if count % every == 0:
-                velocity.mul_(self.momentum).add_(gathered, alpha=1 / every)
+                velocity.mul_(self.outer_momentum).add_(gathered, alpha=1 / every)
                 gathered.zero_()
                 share = 1 - self.c * (every - 1)
-            center.add(share * self.momentum * velocity - commit.value / every, -self.lr)
+            center.add(share * self.outer_momentum * velocity - commit.value / every, -self.outer_lr)
         return center.value
 
-    def warnings(self, workers: int) -> list[str]:
+    def warnings(self, plan: SchemePlan) -> list[str]:
+        workers = plan.workers
         said, every = [], self.delay or workers
         if self.c * every > 1:
             said.append(
                 f"AsyncDiLoCo(c={self.c}) with delay {every} takes momentum back: c up to {1 / every:.3g} shares it out."
             )
-        if not self._settles(self.lr, workers, every):
+        if not self._settles(self.outer_lr, workers, every):
             said.append(
-                f"AsyncDiLoCo with {workers} workers, lr={self.lr}, momentum={self.momentum} and delay={every} is unstable in "
-                f"directions in which a window comes to rest. lr below {self._limit(workers, every):.2g} holds, and with "
-                f"delay={workers} lr below {self._limit(workers, workers):.2g}."
+                f"AsyncDiLoCo with {workers} workers, outer_lr={self.outer_lr}, outer_momentum={self.outer_momentum} and "
+                f"delay={every} is unstable in directions in which a window comes to rest. outer_lr below "
+                f"{self._limit(workers, every):.2g} holds, and with delay={workers} outer_lr below "
+                f"{self._limit(workers, workers):.2g}."
+            )
+        taken = self._taken(plan, every)
+        if taken < LEAST:
+            advised = self._advised(plan)
+            shorter = f"window={advised.window} and " if advised.window < self.window else ""
+            said.append(
+                f"AsyncDiLoCo with {workers} workers makes {plan.rounds(self.window):.2g} windows per worker in this run: too "
+                f"few for its outer momentum, so that the center takes {taken:.0%} of a worker's movement. {shorter}"
+                f"outer_lr={advised.outer_lr:g} takes all of it."
             )
         return said
+
+    def _advised(self, plan: SchemePlan) -> AsyncDiLoCo:
+        """The same with windows and an outer rate by which the center takes all of a worker's movement in such a run."""
+        every = self.delay or plan.workers
+        shorter = replace(self, window=max(1, min(self.window, int(plan.steps / FEW))))
+        rate = min(shorter.outer_lr / shorter._taken(plan, every), self._limit(plan.workers, every))
+        return replace(shorter, outer_lr=float(f"{rate:.2g}"))
+
+    def _taken(self, plan: SchemePlan, every: int) -> float:
+        """The share of a worker's movement that the center has made in the end, where all of them move alike."""
+        rounds = min(plan.rounds(self.window), BUILT_UP)
+        center, velocity, gathered = 0.0, 0.0, 0.0
+        commits = max(1, round(rounds * plan.workers))
+        for count in range(1, commits + 1):
+            gathered, share = gathered + 1.0, self.c
+            if count % every == 0:
+                velocity, gathered, share = self.outer_momentum * velocity + gathered / every, 0.0, 1 - self.c * (every - 1)
+            center += self.outer_lr * (share * self.outer_momentum * velocity + 1 / every)
+        return center * plan.workers / commits
 
     def _limit(self, workers: int, every: int) -> float:
         low, high = 0.0, 2.0 * every
@@ -97,8 +137,8 @@ class AsyncDiLoCo(Scheme):
             delta, share = anchors[count % workers], self.c
             gathered += delta
             if count % every == 0:
-                velocity, gathered, share = self.momentum * velocity + gathered / every, 0.0, 1 - self.c * (every - 1)
-            center -= lr * (share * self.momentum * velocity + delta / every)
+                velocity, gathered, share = self.outer_momentum * velocity + gathered / every, 0.0, 1 - self.c * (every - 1)
+            center -= lr * (share * self.outer_momentum * velocity + delta / every)
             if abs(center) > 1e6:
                 return False
             anchors[count % workers] = center

@@ -33,7 +33,7 @@ class DCASGD(Scheme):
     """Of that mean."""
 
     ships = "gradient"
-    remembers = True
+    answers = "remembered"
     elementwise = True
 
     def __post_init__(self) -> None:

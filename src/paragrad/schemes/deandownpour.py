@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import CenterView, Commit, Reply, Vector
 
@@ -50,10 +50,17 @@ class DeanDownpour(Scheme):
         if self.warm < 0:
             raise UsageError(f"warm={self.warm}, but it is a number of updates; 0 lets all workers begin at once.")
 
-    def waits(self, center: CenterView, worker: int) -> bool:
-        if center.clock < self.warm:
-            return worker != min(center.working, default=worker)
-        return super().waits(center, worker)
+    @property
+    def pulls(self) -> int | None:
+        return self.fetch
+
+    @property
+    def adopts_from(self) -> tuple[str, ...]:
+        return () if self.fetch is None and not self.overlap else ("local",)
+
+    def steps(self, center: CenterView, worker: int) -> int:
+        alone = center.clock < self.warm
+        return 0 if alone and worker != min(center.working, default=worker) else self.window
 
     def begin(self, me: Replica) -> None:
         me.slots["accrued"].zero_()

@@ -9,7 +9,12 @@ import torch
 
 from paragrad.errors import UsageError
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Vector
+from paragrad.types import CenterView, Commit, SchemePlan, Vector
+
+FEW = 10
+"""Rounds that the outer momentum needs."""
+OVERSHOOT = 1.2
+"""How far, in movements of the workers, the first round may move the center."""
 
 
 @dataclass(frozen=True)
@@ -17,16 +22,16 @@ class DiLoCo(Scheme):
     """Δ = mean(c - wᵢ);  v <- μ v + Δ;  c <- c - η (Δ + μ v);  every worker takes c.
 
     Douillard et al., *DiLoCo: Distributed Low-Communication Training of Language Models* (2023),
-    arXiv:2311.08105. Inner optimiser state stays with its worker. DiLoCo(lr=1, momentum=0) is model averaging.
+    arXiv:2311.08105. Inner optimiser state stays with its worker. DiLoCo(outer_lr=1, outer_momentum=0) is model averaging.
 
     Choose it with AdamW inside and windows of 30 to 500 steps, where links are slow.
     Not for short runs of a few windows: the outer momentum needs rounds to build up.
     """
 
     window: int = 50
-    lr: float = 0.7
+    outer_lr: float = 0.7
     """The outer learning rate."""
-    momentum: float = 0.9
+    outer_momentum: float = 0.9
     """The outer Nesterov momentum."""
 
     center_slots = ("velocity",)
@@ -34,10 +39,23 @@ class DiLoCo(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lr <= 0 or not 0 <= self.momentum < 1:
-            raise UsageError(f"lr={self.lr}, momentum={self.momentum}, but DiLoCo needs lr > 0 and 0 <= momentum < 1.")
+        if self.outer_lr <= 0 or not 0 <= self.outer_momentum < 1:
+            raise UsageError(
+                f"outer_lr={self.outer_lr}, outer_momentum={self.outer_momentum}, but DiLoCo needs outer_lr > 0 and "
+                "0 <= outer_momentum < 1."
+            )
         if self.bound is not None:
             raise UsageError("DiLoCo is synchronous: a bound on staleness has no meaning, leave it out.")
+
+    def warnings(self, plan: SchemePlan) -> list[str]:
+        rounds, first = plan.rounds(self.window), self.outer_lr * (1 + self.outer_momentum)
+        if rounds >= FEW or first <= OVERSHOOT:
+            return []
+        return [
+            f"DiLoCo of {rounds:.2g} rounds: the first moves the center {first:.3g} times as far as its workers went, and the "
+            f"outer momentum needs about {FEW} rounds to come to rest; until then the loss may rise. "
+            f"outer_lr={min(self.outer_lr, 0.7):g} with outer_momentum=0.5 holds."
+        ]
 
     def quorum(self, workers: int) -> int:
         return workers
@@ -45,6 +63,6 @@ class DiLoCo(Scheme):
     def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
         delta = -torch.stack([commit.value for commit in commits]).mean(0)
         velocity = center.slots["velocity"]
-        velocity.mul_(self.momentum).add_(delta)
-        center.add(delta + self.momentum * velocity, -self.lr)
+        velocity.mul_(self.outer_momentum).add_(delta)
+        center.add(delta + self.outer_momentum * velocity, -self.outer_lr)
         return center.value

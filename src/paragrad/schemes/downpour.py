@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from paragrad.replica import Replica
+from paragrad.core.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import Commit
+from paragrad.types import Commit, SchemePlan
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Downpour(Scheme):
     elementwise = True
 
     @property
-    def early(self) -> bool:
-        return self.zealous
+    def early(self) -> Literal["queue"] | None:
+        return "queue" if self.zealous else None
 
     def go_on(self, me: Replica) -> bool:
         return me.busy
@@ -35,7 +36,8 @@ class Downpour(Scheme):
     def scale(self, commit: Commit) -> float:
         return 1.0
 
-    def warnings(self, workers: int) -> list[str]:
+    def warnings(self, plan: SchemePlan) -> list[str]:
+        workers = plan.workers
         if workers > 1 and (self.window > 1 or workers >= 20):
             return [
                 f"Downpour adds {workers} workers' windows of {self.window} steps at full length and is known to diverge "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import CenterView, Commit, Reply, Vector
 
@@ -32,11 +32,10 @@ class EAMSGD(Scheme):
 
     # Between steps the model stands at the look-ahead point w + δ v, where the next gradient is taken.
     worker_slots = ("weights", "velocity")
-    early = True
-    sees_queue = False
+    adopts_from = ()
+    early = "step"
     ships = "weights"
     answers = "own"
-    additive = False
     elementwise = True
     plain_sgd = True
 

@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
+from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Reply, Vector
+from paragrad.types import CenterView, Commit, Reply, SchemePlan, Vector
 
 Form: TypeAlias = Literal["sum", "mean"]
 Ends: TypeAlias = Literal["window", "thesis", "relative"]
@@ -45,6 +45,7 @@ class EASGD(Scheme):
 
     elementwise = True
     carries = True
+    adopts_from = ("local", "sent")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,14 +60,8 @@ class EASGD(Scheme):
             raise UsageError("EASGD is synchronous: a bound on staleness has no meaning, leave it out.")
 
     @property
-    def apart(self) -> bool:
-        return self.starts == "own"
-
-    sees_queue = False
-
-    @property
-    def early(self) -> bool:
-        return self.ends != "window"
+    def early(self) -> Literal["step"] | None:
+        return None if self.ends == "window" else "step"
 
     def strength(self, workers: int) -> float:
         """α."""
@@ -92,7 +87,8 @@ class EASGD(Scheme):
         me.local -= me.sent
         me.anchor = me.center = reply.value
 
-    def warnings(self, workers: int) -> list[str]:
+    def warnings(self, plan: SchemePlan) -> list[str]:
+        workers = plan.workers
         alpha, pulls = self.strength(workers), workers + 1 if self.form == "sum" else 2
         if alpha * pulls < 2:
             return []

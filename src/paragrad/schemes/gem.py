@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Reply, Vector
+from paragrad.types import CenterView, Commit, Reply, SchemePlan, Vector
+
+FEW = 16
+"""Windows per worker that it takes at least, with an optimiser that has a momentum of its own."""
+MOMENTS = ("adam", "adamw", "adamax", "nadam", "radam")
+"""Optimisers with a momentum of their own by default."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,10 @@ class GEM(Scheme):
     clip: float = 5.0
     """The most that an element is stretched."""
 
-    fresh = True
+    pulls = "commit"
     elementwise = True
     worker_slots = ("proxy", "pulled")
+    adopts_from = ("sent", "center")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +53,16 @@ class GEM(Scheme):
                 f"kappa={self.kappa}, epsilon={self.epsilon}, clip={self.clip}, but GEM needs all three above 0: nothing "
                 "would be committed, or 0 divided by 0."
             )
+
+    def warnings(self, plan: SchemePlan) -> list[str]:
+        rounds, enough = plan.rounds(self.window), max(FEW, 2 * plan.workers)
+        if not self.momentum or plan.optimizer not in MOMENTS or plan.workers == 1 or rounds >= enough:
+            return []
+        return [
+            f"GEM with {plan.workers} workers, momentum={self.momentum} and {plan.optimizer}, which has a momentum of its own, "
+            f"moves the center too far in a run of {rounds:.3g} windows per worker. momentum=0 holds, and so do "
+            f"{enough} windows or more."
+        ]
 
     def begin(self, me: Replica) -> None:
         if me.anchor is me.center:  # it begins from the center as it is: at first, and after a refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paragrad.replica import Replica
+from paragrad.core.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import CenterView, Commit, Reply, Vector
 
@@ -23,8 +23,7 @@ class Hogwild(Scheme):
     Not for dense models with many workers, nor where a run must repeat to the bit.
     """
 
-    aliased = True
-    additive = False
+    starts = "shared"
 
     def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
         return center.value

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.replica import Replica
 from paragrad.schemes.scheme import Scheme
 from paragrad.types import CenterView, Commit, Vector
 
@@ -28,7 +28,6 @@ class ModelAveraging(Scheme):
     """Whether workers begin from the center, or each from a random point of its own."""
 
     ships = "weights"
-    additive = False
     elementwise = True
 
     def __post_init__(self) -> None:
@@ -39,14 +38,9 @@ class ModelAveraging(Scheme):
             raise UsageError("ModelAveraging is synchronous: a bound on staleness has no meaning, leave it out.")
 
     @property
-    def apart(self) -> bool:
-        return self.starts == "own"
-
-    @property
-    def why_no_overlap(self) -> str | None:
-        if self.apart:
-            return "workers that start from points of their own would carry movement made there to the mean of all"
-        return super().why_no_overlap
+    def carries(self) -> Literal[True] | str:
+        apart = "workers that start from points of their own would carry movement made there to the mean of all"
+        return apart if self.starts == "own" else True
 
     def quorum(self, workers: int) -> int:
         return workers

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from paragrad.config.extras import command
 from paragrad.data.formats.file import TEXT, Array, Column, Jagged
 from paragrad.errors import UsageError
 
@@ -17,10 +20,14 @@ def library() -> Any:
         import pyarrow.csv
         import pyarrow.parquet
     except ImportError:
-        raise UsageError(
-            "CSV and Parquet files are read by pyarrow, which is missing: pip install 'paragrad[parquet]'."
-        ) from None
+        raise UsageError(f"CSV and Parquet files are read by pyarrow, which is missing: {command('parquet')}") from None
     return pyarrow
+
+
+def index_of(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
+    """The columns that pandas has written as the index of its frame."""
+    about = json.loads((metadata or {}).get(b"pandas", b"{}"))
+    return tuple(name for name in about.get("index_columns", ()) if isinstance(name, str))
 
 
 def column_of(kind: Any) -> Column | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paragrad.data import progress
 from paragrad.data.formats import arrow
 from paragrad.data.formats.file import ROWS, TEXT, Array, Column, Jagged, first_text
 from paragrad.errors import UsageError
@@ -39,11 +42,12 @@ class Csv:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self.aside: dict[str, str] = {}
+        self.index: tuple[str, ...] = ()
         try:
             self._names, self._delimiter, begin = _head(self.name)
             lines = _Lines(begin)
             with open(self.name, "rb") as stream:
-                lines.look(stream)
+                lines.look(stream, self.name)
         except OSError as error:
             raise UsageError(f"{self.name} cannot be read ({error.strerror}).") from error
         self._cuts, self.lengths, self._broken = tuple(lines.cuts), tuple(lines.lengths), lines.broken
@@ -60,7 +64,7 @@ class Csv:
 
     def widen(self, name: str) -> None:
         """Read a column of numbers as float64, as another file of the same table must be."""
-        self.columns[name] = Column(DOUBLE)
+        self.columns[name] = replace(self.columns[name], dtype=DOUBLE)
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -113,7 +117,8 @@ def _column(values: Any) -> Column:
     with np.errstate(over="ignore"):
         # Its shortest text is that of the number itself: float32 holds all the digits that were written.
         narrow = first.astype(FLOAT)
-    return Column(FLOAT if np.array_equal(narrow.astype(str).astype(DOUBLE), first) else DOUBLE)
+    narrowed = np.array_equal(narrow.astype(str).astype(DOUBLE), first)
+    return Column(FLOAT if narrowed else DOUBLE, whole=arrow.library().types.is_integer(values.type))
 
 
 def _head(name: str) -> tuple[list[str], str, int]:
@@ -158,14 +163,16 @@ class _Lines:
         self._rows = 0
         self._quoted = False
 
-    def look(self, stream: Any) -> None:
+    def look(self, stream: Any, name: str) -> None:
         """Go through the file, which may be of any size."""
+        total = os.fstat(stream.fileno()).st_size
         stream.seek(self._line)
         base = self._line
         while block := stream.read(BLOCK):
             self._block(np.frombuffer(block, np.uint8), base)
             base += len(block)
             self._last = block[-1]
+            progress.tell(f"looking through {name}", base, total, "bytes")
             if self._rows and self._line - self.cuts[-1] >= MOST:
                 self._cut(self._line)
         if base > self._line and not (base == self._line + 1 and self._last == RETURN):

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -37,6 +37,8 @@ class Column:
     shape: tuple[int, ...] = ()
     jagged: bool = False
     """Whether a row holds a list whose length differs from row to row."""
+    whole: bool = field(default=False, compare=False)
+    """Of text, which has no types: whether the first numbers are written without a decimal point."""
 
     def __str__(self) -> str:
         kind = "text" if self.dtype == TEXT else self.dtype.newbyteorder("=").name
@@ -66,6 +68,10 @@ class Jagged:
         out[rows[kept], places[kept]] = self.values[kept]
         return out
 
+    def where(self, mask: Array) -> Jagged:
+        """Some of the rows."""
+        return Jagged(self.values[np.repeat(mask, self.counts)], self.counts[mask])
+
     @staticmethod
     def of(lists: Iterable[Any]) -> Jagged:
         """From a sequence of arrays."""
@@ -88,6 +94,10 @@ class File(Protocol):
     @property
     def aside(self) -> Mapping[str, str]:
         """What else is in the file, and why it is no column."""
+
+    @property
+    def index(self) -> Sequence[str]:
+        """Columns that only name or number the rows, by what the file says of itself: pandas writes such an index."""
 
     @property
     def lengths(self) -> tuple[int, ...]:

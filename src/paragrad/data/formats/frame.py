@@ -30,6 +30,7 @@ class Frame:
         self.name = name
         self.columns: dict[str, Column] = {}
         self.aside: dict[str, str] = {}
+        self.index: tuple[str, ...] = ()
         self._arrays: dict[str, Array | Jagged] = {}
         rows, first = -1, ""
         for key, values in columns.items():

@@ -1,4 +1,4 @@
-"""HDF5: every dataset of the table's length is a column, and so is every field of a compound type."""
+"""HDF5: every dataset of the table's length is a column, and so is every field of a compound type; or a frame of pandas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from paragrad.config.extras import command
 from paragrad.data.formats.file import TEXT, Array, Column, Handle, Jagged, even, refuse, rows_of_a_piece
+from paragrad.data.formats.pytables import Place, Stored, frame_in
 from paragrad.errors import UsageError, unknown
 
 
@@ -28,8 +30,34 @@ class Hdf5:
         self._handle = Handle(partial(_open, self.name))
         self.columns: dict[str, Column] = {}
         self.aside: dict[str, str] = {}
-        self._places: dict[str, tuple[str, str | None]] = {}
-        """The dataset of a column, and the field where it is of a compound type."""
+        self.index: tuple[str, ...] = ()
+        self._places: dict[str, Place] = {}
+        frame = frame_in(self._root(), self.name)
+        if frame is None:
+            self._look()
+        else:
+            self._take(frame)
+
+    def _take(self, frame: Stored) -> None:
+        """The columns of a frame of pandas."""
+        root, chunks, rows = self._root(), 1, 0
+        self.aside, self.index = frame.aside, frame.index
+        for name, place in frame.columns.items():
+            dataset = root[place.dataset]
+            kind = dataset.dtype if place.field is None else dataset.dtype[place.field]
+            shape = dataset.shape[1:] if place.field is None else ()
+            if place.position is not None:
+                kind, shape = kind.base, ()
+            column = _column(kind, shape)
+            if column is None:
+                self.aside[name] = f"it is of type {kind}"
+                continue
+            self.columns[name], self._places[name] = column, place
+            chunks, rows = max(chunks, dataset.chunks[0] if dataset.chunks else 1), len(dataset)
+        self._cut(rows, chunks)
+
+    def _look(self) -> None:
+        """Every dataset of the table's length is a column, and so is every field of a compound type."""
         found = self._datasets()
         lengths = Counter(len(dataset) for dataset in found.values() for _ in dataset.dtype.names or (None,))
         rows = max(lengths, key=lambda length: (lengths[length], length), default=0)
@@ -47,8 +75,11 @@ class Hdf5:
                     self.aside[name] = f"it is of type {dataset.dtype}"
                 else:
                     self.columns[name] = column
-                    self._places[name] = (place, field)
-        size, chunk = rows_of_a_piece(self.columns.values()), max(chunks, default=1)
+                    self._places[name] = Place(place, field)
+        self._cut(rows, max(chunks, default=1))
+
+    def _cut(self, rows: int, chunk: int) -> None:
+        size = rows_of_a_piece(self.columns.values())
         self._size = chunk * max(1, size // chunk)
         self.lengths = even(rows, self._size)
 
@@ -56,17 +87,15 @@ class Hdf5:
         """Some columns of a piece."""
         start = piece * self._size
         root = self._root()
-        compound: dict[str, Array] = {}
+        whole: dict[str, Array] = {}
         found: dict[str, Array | Jagged] = {}
         try:
             for name in names:
-                place, field = self._places[name]
-                if field is None:
-                    values = root[place][start : start + self._size]
-                else:
-                    if place not in compound:
-                        compound[place] = root[place][start : start + self._size]
-                    values = compound[place][field]
+                place = self._places[name]
+                if place.dataset not in whole:
+                    whole[place.dataset] = root[place.dataset][start : start + self._size]
+                values = whole[place.dataset] if place.field is None else whole[place.dataset][place.field]
+                values = values if place.position is None else values[:, place.position]
                 found[name] = _array(values, self.columns[name])
         except (OSError, RuntimeError) as error:
             refuse(self.name, "HDF5", error)
@@ -105,7 +134,7 @@ def _open(name: str) -> Any:
     try:
         import h5py
     except ImportError:
-        raise UsageError(f"{name} is read by h5py, which is missing: pip install 'paragrad[hdf5]'.") from None
+        raise UsageError(f"{name} is read by h5py, which is missing: {command('hdf5')}") from None
     try:
         return h5py.File(name, "r", locking=False)
     except OSError as error:

@@ -13,20 +13,27 @@ from typing import IO, Any
 import numpy as np
 
 from paragrad.data.formats.file import TEXT, Array, Column, Handle, Jagged, even, rows_of_a_piece
-from paragrad.errors import UsageError
+from paragrad.data.source import TARGETS
+from paragrad.errors import UsageError, unknown
+
+PARTS = ("train", "test")
 
 
 def open_file(path: Path, tree: str | None) -> Numpy:
     """The table in an .npy or .npz."""
-    return Numpy(path)
+    return Numpy(path, tree)
 
 
 class Numpy:
-    """Arrays of one length. Of an .npy, a matrix is as many columns (0, 1, 2, ...), a compound type one for each field."""
+    """Arrays of one length. Of an .npy, a matrix is as many columns (0, 1, 2, ...), a compound type one for each field.
 
-    def __init__(self, path: Path) -> None:
+    An .npz with x_train and y_train is a table of x and y for each of its parts, train and test.
+    """
+
+    def __init__(self, path: Path, part: str | None) -> None:
         self.name = str(path)
-        self._handle = Handle(partial(_open, self.name))
+        self.index: tuple[str, ...] = ()
+        self._handle = Handle(partial(_open, self.name, part))
         arrays: dict[str, Array] = self._handle.get()
         lengths = Counter(len(array) for array in arrays.values() if array.ndim)
         rows = max(lengths, key=lambda length: (lengths[length], length), default=0)
@@ -62,13 +69,39 @@ def _column(dtype: Any, shape: tuple[int, ...]) -> Column | None:
     return Column(dtype.newbyteorder("="), shape) if dtype.kind in "biuf" else None
 
 
-def _open(name: str) -> dict[str, Array]:
+def parts_of(path: Path) -> tuple[str, ...]:
+    """The parts of an .npz that has any: train, and test."""
+    if path.suffix.lower() != ".npz" or not zipfile.is_zipfile(path):
+        return ()
+    with zipfile.ZipFile(path) as archive:
+        there = {name.removesuffix(".npy") for name in archive.namelist()}
+    return tuple(part for part in PARTS if {f"x_{part}", f"y_{part}"} <= there) if "x_train" in there else ()
+
+
+def has_columns(path: Path) -> bool:
+    """Whether an .npz is a table as other files are: it has no parts, and a label that is called as labels are."""
+    if path.suffix.lower() != ".npz" or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        there = {name.removesuffix(".npy") for name in archive.namelist()}
+    return not any(name.startswith(("x_t", "y_t")) for name in there) and any(name in there for name in TARGETS)
+
+
+def _open(name: str, part: str | None) -> dict[str, Array]:
     """Every column as an array, which is read only when it is used where that can be."""
     try:
         if Path(name).suffix.lower() == ".npz":
+            parts = parts_of(Path(name))
+            if part is not None and part not in parts:
+                raise unknown(f"part of {name}:", part, parts)
             with zipfile.ZipFile(name) as archive:
-                return {info.filename.removesuffix(".npy"): _member(name, archive, info) for info in archive.infolist()}
+                members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+                if parts:
+                    members = {column: members[f"{column}_{part or PARTS[0]}"] for column in "xy"}
+                return {column: _member(name, archive, info) for column, info in members.items()}
         array = np.load(name, mmap_mode="r", allow_pickle=False)
+    except UsageError:
+        raise
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         if "Python objects" in str(error) or "Object arrays" in str(error):
             raise UsageError(

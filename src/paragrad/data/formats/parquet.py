@@ -26,6 +26,7 @@ class Parquet:
         file = self._handle.get()
         self.columns: dict[str, Column] = {}
         self.aside: dict[str, str] = {}
+        self.index = arrow.index_of(file.schema_arrow.metadata)
         for field in file.schema_arrow:
             column = arrow.column_of(field.type)
             if column is None:

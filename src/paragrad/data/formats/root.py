@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from paragrad.config.extras import command
 from paragrad.data.formats.file import TEXT, Array, Column, Handle, Jagged, even, gathered, refuse, rows_of_a_piece
 from paragrad.errors import UsageError, unknown
 
@@ -32,6 +33,7 @@ class Root:
         self._tree = self._choose(tree)
         self.columns: dict[str, Column] = {}
         self.aside: dict[str, str] = {}
+        self.index: tuple[str, ...] = ()
         try:
             self._look()
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
@@ -101,9 +103,7 @@ def _open(name: str) -> Any:
         import awkward  # noqa: F401
         import uproot
     except ImportError:
-        raise UsageError(
-            f"{name} is read by uproot and awkward, of which one is missing: pip install 'paragrad[root]'."
-        ) from None
+        raise UsageError(f"{name} is read by uproot and awkward, of which one is missing: {command('root')}") from None
     try:
         return uproot.open(name, handler=uproot.source.file.MemmapSource)
     except (OSError, ValueError, KeyError, AssertionError) as error:

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from paragrad import options
+from paragrad.config import options
 from paragrad.data.transforms.fitted import Fitted as Fitted
 from paragrad.data.transforms.fitted import fit as fit
 from paragrad.data.transforms.transform import Transform as Transform

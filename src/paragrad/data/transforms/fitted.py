@@ -43,7 +43,25 @@ class Fitted:
         for name in self.inputs:
             if name not in columns and name not in self.apart:
                 raise unknown(f"column{f' of {where}' * bool(where)}: the run was trained with", name, columns)
-        return _through(self.steps, columns, where)
+        made = _through(self.steps, columns, where)
+        # Rounded once, at the end: numbers that were stored as float32 then come out as they do from float64.
+        narrow = {name for name, values in columns.items() if np.asarray(values).dtype != np.float64}
+        return {
+            name: values.astype(np.float32) if name in narrow and values.dtype == np.float64 else values
+            for name, values in made.items()
+        }
+
+    def changes(self, name: str | None) -> bool:
+        """Whether one of them changes this column."""
+        return any(name in step.learned for step in self.steps)
+
+    def invert(self, name: str, values: Column) -> Column:
+        """Values of a column as they were before the transformations, the last of them undone first."""
+        found = values
+        for step in reversed(self.steps):
+            if name in step.learned:
+                found = step.transform.invert(found, step.learned[name])
+        return found if values.dtype == np.float64 else found.astype(np.float32)
 
     def to_json(self) -> str:
         """A text that ``from_json`` turns into an equal object, to the last bit of each number."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from paragrad.data.transforms.scales import quantiles
 from paragrad.data.transforms.statistics import Moments
-from paragrad.data.transforms.transform import Column, Learned, Study, Transform, numbers, returned, wide
+from paragrad.data.transforms.transform import Column, Learned, Study, Transform, numbers, wide
 from paragrad.errors import UsageError
 
 
@@ -40,7 +40,7 @@ class Missing(Transform):
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         found = numbers(values, name, self.name, where)
         gaps = self.gaps(found)
-        made = {name: returned(np.where(gaps, np.asarray(learned["fill"]), found), values)}
+        made = {name: np.where(gaps, np.asarray(learned["fill"]), found)}
         if learned["flag"]:
             made[f"{name}_missing"] = gaps.astype(np.float32)
         return made

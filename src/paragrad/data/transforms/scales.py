@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paragrad.data.transforms.statistics import WIDEST, Extremes, Moments, Quantiles
-from paragrad.data.transforms.transform import Column, Learned, Study, Transform, finite, numbers, returned, wide
+from paragrad.data.transforms.transform import Column, Learned, Study, Transform, finite, numbers, wide
 from paragrad.errors import UsageError
 
 
@@ -25,7 +25,10 @@ class Standardise(Transform):
 
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         found = finite(values, name, self.name, where)
-        return {name: returned((found - np.asarray(learned["mean"])) / np.asarray(learned["scale"]), values)}
+        return {name: (found - np.asarray(learned["mean"])) / np.asarray(learned["scale"])}
+
+    def invert(self, values: Column, learned: Learned) -> Column:
+        return np.asarray(values.astype(np.float64) * np.asarray(learned["scale"]) + np.asarray(learned["mean"]))
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,10 @@ class MinMax(Transform):
 
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         found = finite(values, name, self.name, where)
-        return {name: returned((found - np.asarray(learned["least"])) / np.asarray(learned["scale"]), values)}
+        return {name: (found - np.asarray(learned["least"])) / np.asarray(learned["scale"])}
+
+    def invert(self, values: Column, learned: Learned) -> Column:
+        return np.asarray(values.astype(np.float64) * np.asarray(learned["scale"]) + np.asarray(learned["least"]))
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Clip(Transform):
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         found = numbers(values, name, self.name, where)
         low, high = (learned.get(key, getattr(self, key)) for key in ("low", "high"))
-        return {name: returned(np.clip(found, _bound(low, -np.inf), _bound(high, np.inf)), values)}
+        return {name: np.clip(found, _bound(low, -np.inf), _bound(high, np.inf))}
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,11 @@ class Log(Transform):
 
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         found = numbers(values, name, self.name, where)
-        return {name: returned(np.copysign(np.log1p(np.abs(found) / self.offset), found), values)}
+        return {name: np.copysign(np.log1p(np.abs(found) / self.offset), found)}
+
+    def invert(self, values: Column, learned: Learned) -> Column:
+        found = values.astype(np.float64)
+        return np.copysign(np.expm1(np.abs(found)) * self.offset, found)
 
 
 class _Spread:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from paragrad import options
+from paragrad.config import options
 from paragrad.errors import UsageError, unknown
 
 Column: TypeAlias = np.ndarray[Any, Any]
@@ -80,6 +80,10 @@ class Transform:
         """What comes in a column's place."""
         raise NotImplementedError
 
+    def invert(self, values: Column, learned: Learned) -> Column:
+        """The values that ``change`` makes these of, as far as it can be undone: what it cuts off or fills in stays."""
+        return values
+
     def apply(self, columns: Columns, chosen: Mapping[str, Learned], where: str) -> dict[str, Column]:
         """The columns with those that were chosen changed, in the same order."""
         made: dict[str, Column] = {}
@@ -115,11 +119,6 @@ def finite(values: Column, name: str, user: str, where: str = "") -> Column:
             "cannot use. NaN is filled by a transformation missing before it; leave out rows with infinity."
         )
     return found
-
-
-def returned(values: Column, like: Column) -> Column:
-    """float64 stays float64; everything else comes back as float32, which models are trained in."""
-    return values if like.dtype == np.float64 else values.astype(np.float32)
 
 
 def wide(values: Column) -> Column:

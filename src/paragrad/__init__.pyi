@@ -1,0 +1,72 @@
+from .cluster import CenterCrash as CenterCrash
+from .cluster import Churn as Churn
+from .cluster import Cluster as Cluster
+from .cluster import Crash as Crash
+from .cluster import DropMessage as DropMessage
+from .cluster import DuplicateMessage as DuplicateMessage
+from .cluster import Exponential as Exponential
+from .cluster import Join as Join
+from .cluster import Leave as Leave
+from .cluster import LogNormal as LogNormal
+from .cluster import Partition as Partition
+from .cluster import Pause as Pause
+from .cluster import Slow as Slow
+from .cluster import Trace as Trace
+from .codecs.codec import Codec as Codec
+from .codecs.table import *
+from .core.replica import Replica as Replica
+from .data.generated import Generated as Generated
+from .data.source import Items as Items
+from .data.source import Source as Source
+from .data.source import Weighted as Weighted
+from .data.stream import Pieces as Pieces
+from .data.stream import Streamed as Streamed
+from .data.table import Table as Table
+from .data.transforms.categories import LabelIndex as LabelIndex
+from .data.transforms.categories import OneHot as OneHot
+from .data.transforms.missing import Missing as Missing
+from .data.transforms.reshape import Reshape as Reshape
+from .data.transforms.scales import Clip as Clip
+from .data.transforms.scales import Log as Log
+from .data.transforms.scales import MinMax as MinMax
+from .data.transforms.scales import Standardise as Standardise
+from .data.transforms.transform import Transform as Transform
+from .engines.table import *
+from .errors import Diverged as Diverged
+from .errors import Interrupted as Interrupted
+from .errors import NotReplayed as NotReplayed
+from .errors import NotWritten as NotWritten
+from .errors import ParagradError as ParagradError
+from .errors import ParagradWarning as ParagradWarning
+from .errors import ReadError as ReadError
+from .errors import UsageError as UsageError
+from .errors import WorkerError as WorkerError
+from .fit import fit as fit
+from .join import join as join
+from .laws.engine import check_engine as check_engine
+from .laws.scheme import check_scheme as check_scheme
+from .learners.keras import KerasLearner as KerasLearner
+from .learners.learner import Learner as Learner
+from .learners.learner import Step as Step
+from .learners.torch import TorchLearner as TorchLearner
+from .load import Trained as Trained
+from .load import load as load
+from .load import state_dict as state_dict
+from .optim.choice import Optimizer as Optimizer
+from .optim.conjugate import ConjugateGradient as ConjugateGradient
+from .replay.compare import Replayed as Replayed
+from .replay.compare import replay as replay
+from .result import Result as Result
+from .run import Run as Run
+from .run import Stop as Stop
+from .schemes.scheme import Scheme as Scheme
+from .schemes.table import *
+from .train import train as train
+from .types import CenterView as CenterView
+from .types import Commit as Commit
+from .types import Event as Event
+from .types import Reply as Reply
+from .types import SchemePlan as SchemePlan
+
+__version__: str
+__all__: list[str]

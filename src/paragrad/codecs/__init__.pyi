@@ -1,0 +1,6 @@
+from paragrad.codecs.codec import Codec
+
+from .table import *
+
+def names() -> tuple[str, ...]: ...
+def load(name: str) -> type[Codec]: ...

@@ -1,0 +1,1 @@
+"""Settings as text: objects from names and fields, run.toml, keyword arguments, optional libraries."""

@@ -1,0 +1,6 @@
+from paragrad.engines.engine import Engine
+
+from .table import *
+
+def names() -> tuple[str, ...]: ...
+def load(name: str) -> type[Engine]: ...

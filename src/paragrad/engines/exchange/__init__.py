@@ -1,0 +1,1 @@
+"""The exchange between workers and the center on one machine. Knows no network."""

@@ -1,0 +1,1 @@
+"""The exchange over a network."""

@@ -1,0 +1,1 @@
+"""Child processes: the fork server, signals, devices, shared memory. Knows no center."""

@@ -1,0 +1,1 @@
+"""One process that reads rows for all workers of a machine."""

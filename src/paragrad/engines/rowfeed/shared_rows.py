@@ -1,0 +1,197 @@
+"""Rows in shared memory: one process writes them, all workers of a machine copy them out."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from paragrad.core.job import Job
+from paragrad.core.state import Allocate
+from paragrad.data.arena import Arena, nested, picked
+from paragrad.data.generated import Generated
+from paragrad.data.plan import BlockPlan, Plan, Rows, SequentialPlan
+from paragrad.data.source import Orderly, Source, leaves
+from paragrad.data.stream import BUFFER_BYTES, Streamed
+from paragrad.engines.process.segment import Segment
+
+FLOOR, PASSED, READS = range(3)
+"""What is written in ``control``: the lowest position that is not retired (by the parent); how far the reader is, and how
+often any reader has laid out rows."""
+SHORTEST, LONGEST = 0.0002, 0.005
+"""Seconds between two looks of a worker that waits for rows."""
+READ_AHEAD = 65_536
+"""Rows of a generator that are read ahead, where they are not wide."""
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A worker that reads the rows."""
+
+    rank: int
+    workers: int
+    window: int
+    bell: int
+    """The reader's doorbell."""
+
+
+class FeedControl:
+    """Numbers that the reading process and the workers share; the rows themselves are beside them."""
+
+    def __init__(self, allocate: Allocate, *, workers: int) -> None:
+        self._allocate = allocate
+        self.control: Rows = self.allocate("control", 3, torch.int64).numpy()
+        self.waiting: Rows = self.allocate("waiting", workers, torch.int64).numpy()
+        """Per worker that waits: the place that the reader must reach."""
+
+    def allocate(self, name: str, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Allocate, or open, a tensor that belongs to the rows."""
+        return self._allocate(f"rows.{name}", length, dtype)
+
+    @classmethod
+    def open(cls, segment: Segment, *, workers: int) -> FeedControl:
+        """Open them in another process."""
+        return cls(lambda name, length, dtype: segment.tensor(name), workers=workers)
+
+
+def has_rows(layout: dict[str, Any]) -> bool:
+    """Return whether a segment of this layout holds rows."""
+    return "rows.control" in layout
+
+
+def arena_of(source: Streamed, plan: BlockPlan, feed: FeedControl, *, life: int = 0) -> Arena:
+    """Return room for the present block and the next one, and for a piece that does not fit at the end of the ring."""
+    capacity = min(len(source), 2 * plan.longest_block + 2 * source.longest)
+    return Arena(source.row, pieces=len(source.lengths), capacity=capacity, allocate=feed.allocate, life=life)
+
+
+class RowRing:
+    """Rows of a generator: row r is at r modulo the capacity, until the commit that holds it has been applied."""
+
+    def __init__(self, source: Generated, plan: Plan, feed: FeedControl, *, window: int) -> None:
+        row_bytes = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves(source.sample))
+        outstanding = len(feed.waiting) * window * plan.batch_size
+        self.capacity = max(4 * outstanding, min(READ_AHEAD, BUFFER_BYTES // row_bytes), 1)
+        self._leaves = [
+            feed.allocate(f"leaf{k}", self.capacity * leaf[0].numel(), leaf.dtype).view(self.capacity, *leaf.shape[1:])
+            for k, leaf in enumerate(leaves(source.sample))
+        ]
+        self._tree = nested(source.sample, iter(self._leaves))
+
+    def put(self, first: int, tree: Any) -> None:
+        """Write rows from number ``first`` on."""
+        index = torch.arange(first, first + len(leaves(tree)[0])) % self.capacity
+        for room, leaf in zip(self._leaves, leaves(tree), strict=True):
+            room.index_copy_(0, index, leaf)
+
+    def gather(self, rows: Rows) -> Any:
+        """Return rows by their numbers."""
+        return picked(self._tree, rows % self.capacity)
+
+
+class _Shared:
+    """A worker's view of a source that one process reads for all."""
+
+    def __init__(self, source: Source, feed: FeedControl, consumer: Consumer) -> None:
+        assert isinstance(source, Orderly)
+        self._source = source
+        self._length = len(source)
+        self._feed = feed
+        self._rank = consumer.rank
+        self._bell = consumer.bell
+        feed.waiting[self._rank] = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def plan(self, *, batch_size: int, epochs: int, seed: int) -> Plan:
+        return self._source.plan(batch_size=batch_size, epochs=epochs, seed=seed)
+
+    def example(self, rows: int) -> Any:
+        return self._source.example(rows)
+
+    def _wait(self, until: int) -> None:
+        """Wait until the reader has come that far. A lost reader is replaced, so there is nothing else to watch for."""
+        control, pause = self._feed.control, SHORTEST
+        if control[PASSED] >= until:
+            return
+        self._feed.waiting[self._rank] = until
+        os.eventfd_write(self._bell, 1)
+        while control[PASSED] < until:
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+        self._feed.waiting[self._rank] = 0
+
+
+class SharedPieces(_Shared):
+    """Rows of pieces on disk. A worker so far behind that its block was overwritten reads its rows itself."""
+
+    def __init__(self, source: Streamed, plan: BlockPlan, feed: FeedControl, consumer: Consumer) -> None:
+        super().__init__(source, feed, consumer)
+        self._own = source
+        self._arena = arena_of(source, plan, feed)
+
+    def batch(self, rows: Rows) -> Any:
+        return self._own.batch(rows)
+
+    def at(self, plan: Plan, position: int) -> Any:
+        """Return the mini-batch at a position, once the reader has come that far."""
+        assert isinstance(plan, BlockPlan)
+        pieces, inside = self._own.located(plan.rows_of(position))
+        batch = self._arena.gather(pieces, inside)
+        if batch is None:
+            self._wait(plan.pieces_of(position)[1])
+            batch = self._arena.gather(pieces, inside)
+        return self._own.gather_missing(pieces, inside, self._arena, keep=False) if batch is None else batch
+
+
+class SharedRows(_Shared):
+    """Rows of a generator."""
+
+    def __init__(self, source: Generated, plan: Plan, feed: FeedControl, consumer: Consumer) -> None:
+        super().__init__(source, feed, consumer)
+        self._own = source
+        self._ring = RowRing(source, plan, feed, window=consumer.window)
+
+    def batch(self, rows: Rows) -> Any:
+        return self._own.batch(rows)
+
+    def at(self, plan: Plan, position: int) -> Any:
+        """Return the mini-batch at a position, once the reader has come that far; it stays until its commit is applied."""
+        rows = plan.rows_of(position)
+        self._wait(int(rows[-1]) + 1)
+        return self._ring.gather(rows)
+
+
+def allocate_rows(job: Job, allocate: Allocate, *, workers: int, window: int) -> FeedControl | None:
+    """Allocate memory for a job's rows; return None where each process has them itself."""
+    source, plan = job.train, job.plan
+    if not isinstance(source, Streamed | Generated):
+        return None
+    feed = FeedControl(allocate, workers=workers)
+    if isinstance(source, Streamed):
+        assert isinstance(plan, BlockPlan)
+        arena_of(source, plan, feed)
+    else:
+        RowRing(source, plan, feed, window=window)
+    return feed
+
+
+def open_source(job: Job, segment: Segment, consumer: Consumer) -> Source:
+    """Return a worker's source over the shared rows."""
+    feed = FeedControl.open(segment, workers=consumer.workers)
+    if isinstance(job.train, Streamed):
+        assert isinstance(job.plan, BlockPlan)
+        return SharedPieces(job.train, job.plan, feed, consumer)
+    assert isinstance(job.train, Generated)
+    assert isinstance(job.plan, SequentialPlan)
+    return SharedRows(job.train, job.plan, feed, consumer)
+
+
+def is_awaited(feed: FeedControl, place: int) -> bool:
+    """Return whether a worker waits for what is read at that place, or after it."""
+    return bool(np.any(feed.waiting > place))

@@ -1,0 +1,1 @@
+"""A center spread over several processes."""

@@ -1,0 +1,1 @@
+"""Messages between processes of different machines: the wire, addresses, connections. Knows no center."""

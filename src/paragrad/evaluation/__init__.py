@@ -1,0 +1,1 @@
+"""Metrics, model outputs and predictions."""

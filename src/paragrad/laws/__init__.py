@@ -1,0 +1,1 @@
+"""The laws that every scheme and every engine must obey, and the problems they are tried on."""

@@ -1,0 +1,421 @@
+"""check_scheme: the laws that every scheme must obey, on a problem small enough to be exact."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import TypeVar
+from unittest.mock import patch
+
+import torch
+
+from paragrad.core import update
+from paragrad.core.job import Job
+from paragrad.core.replica import Replica
+from paragrad.data.plan import Plan
+from paragrad.data.source import Arrays
+from paragrad.engines.serial import Serial, same
+from paragrad.errors import ParagradError, UsageError
+from paragrad.jobs import named
+from paragrad.laws.bowl import SIZE, Bowl
+from paragrad.schemes.scheme import Scheme
+from paragrad.schemes.traits import is_shared
+from paragrad.types import Commit
+
+ROWS = 42
+"""11 mini-batches: they divide evenly among no number of workers that is tried."""
+BATCH = 4
+EPOCHS = 3
+MOST = 8
+"""Schemes that need more workers than this cannot be checked."""
+
+
+T = TypeVar("T")
+
+
+class LawBroken(ParagradError, AssertionError):
+    """A scheme, or an engine, does not obey a law."""
+
+
+def check_scheme(scheme: Scheme | str, *, plain: bool = False) -> None:
+    """Run every law on a scheme; raise ``LawBroken`` with all that do not hold.
+
+    ``plain``: also that one worker is plain training, to a tolerance. That is true of schemes whose center takes a
+    lone worker's movement as it is (Downpour, model averaging), and not of elastic or normalised ones.
+    Windows longer than 8 steps are checked at 8: the problem is small, and must hold several of them. The laws are tried with
+    1 to 4 workers, or the fewest more that the scheme's quorum takes.
+    """
+    scheme = named.scheme(scheme)
+    it_is_a_frozen_dataclass(scheme)
+    scheme = _with_short_window(scheme)
+    enforce([*LAWS, *([one_worker_is_plain_training] if plain else [])], scheme, repr(scheme))
+
+
+def enforce(laws: Sequence[Callable[[T], None]], given: T, who: str) -> None:
+    """Try every law; raise ``LawBroken`` with all that do not hold, and what is wrong."""
+    broken: dict[str, list[str]] = {}  # what is wrong -> the laws that show it: one mistake may show in nearly all
+    for law in laws:
+        try:
+            law(given)
+        except Exception as error:
+            told = str(error) if isinstance(error, AssertionError | ParagradError) else _where(error)
+            broken.setdefault(told, []).append(law.__name__.replace("_", " "))
+    if broken:
+        lines = [f"- {first}{f' (and {len(more)} more)' if more else ''}: {told}" for told, (first, *more) in broken.items()]
+        count = sum(map(len, broken.values()))
+        raise LawBroken(f"{who} breaks {count} of {len(laws)} laws:\n" + "\n".join(lines))
+
+
+def _where(error: Exception) -> str:
+    """What was raised, and the last line of the scheme's own file on the way there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours, theirs = Path(__file__).parents[1], Path(torch.__file__).parent
+    schemes = ours / "schemes"
+    files = [(frame, Path(frame.filename)) for frame in frames]
+    own = [
+        (frame, file)
+        for frame, file in files
+        if theirs not in file.parents and (ours not in file.parents or schemes in file.parents)
+    ]
+    place = f" (in {own[-1][0].name}, {own[-1][1].name} line {own[-1][0].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+# -- the laws -------------------------------------------------------------------------------------------------------
+
+
+def it_is_a_frozen_dataclass(scheme: Scheme) -> None:
+    """Its fields are fields: without @dataclass they would be no arguments, and a run.toml would not hold them."""
+    known = {field.name for field in fields(scheme)}
+    for cls in type(scheme).__mro__:
+        wild = [n for n, kind in vars(cls).get("__annotations__", {}).items() if n not in known and "ClassVar" not in str(kind)]
+        if wild:
+            raise LawBroken(
+                f"{cls.__name__} has {wild[0]!r}, which is not a field: write @dataclass(frozen=True) above the class."
+            )
+
+
+def it_refuses_a_window_of_nothing(scheme: Scheme) -> None:
+    """A ``__post_init__`` of its own calls the one above."""
+    try:
+        changed(scheme, window=0)
+    except UsageError:
+        return
+    raise AssertionError("window=0 was taken: call super().__post_init__() in __post_init__")
+
+
+def it_is_a_frozen_value(scheme: Scheme) -> None:
+    """Equal after a round trip through pickle, and usable as a key."""
+    assert pickle.loads(pickle.dumps(scheme)) == scheme, "it differs from its own pickled copy; write it as a frozen dataclass"
+    hash(scheme)
+
+
+def the_same_order_gives_the_same_bits(scheme: Scheme) -> None:
+    """Nothing random, nothing left over from an earlier run."""
+    first, second = _run(scheme, 3), _run(scheme, 3)
+    assert same(first.center.value, second.center.value), "two runs in the same order end at different centers"
+
+
+def every_row_is_used_once(scheme: Scheme) -> None:
+    """Whatever the order, dealt or stolen, with crashed workers too."""
+    for workers in (1, 2, 3):
+        for stolen in (False, True):
+            for crashes in (0, 4):
+                serial = _run(scheme, workers, stolen=stolen, seed=workers, crashes=crashes)
+                _used_once(serial)
+
+
+def steps_are_conserved(scheme: Scheme) -> None:
+    """Steps run = steps in applied commits + dropped + refused, the last short window included."""
+    serial = _serial(scheme, 3)
+    turned_away = 0
+
+    def refused(commit: Commit, why: str) -> None:
+        nonlocal turned_away
+        turned_away += commit.steps
+
+    serial.center.refused = refused
+    serial.run()
+    applied = sum(commit.steps for commit in serial.applied)
+    assert serial.steps_run == applied + turned_away, (
+        f"{serial.steps_run} steps were run, {applied} + {turned_away} accounted for"
+    )
+
+
+def the_clock_ticks_once_an_update(scheme: Scheme) -> None:
+    """And staleness is a number of updates, never negative."""
+    serial = _run(scheme, 3, seed=5)
+    rounds = len({id(commit) for commit in serial.applied}) if _waits_for(scheme, 3) == 1 else None
+    clock = serial.center.clock
+    assert rounds is None or clock == rounds, f"{rounds} commits were applied, but the clock says {clock}"
+    assert all(0 <= commit.staleness <= clock for commit in serial.applied), "a commit has a staleness that cannot be"
+    assert clock >= 1
+
+
+def mean_staleness_is_the_number_of_others(scheme: Scheme) -> None:
+    """n equal workers, none waiting, each seeing the center in its answer: τ = n - 1 once all have begun (overlap: 2n - 1)."""
+    if _waits_for(scheme, 3) != 1 or scheme.early or scheme.late == "drop" or is_shared(scheme):
+        return
+    if type(scheme).steps is not Scheme.steps or scheme.bound is not None:
+        return
+    serial = _serial(scheme, 3, stolen=True)
+    serial.run(commits=9)
+    seen, due = {commit.staleness for commit in serial.applied[6:]}, 5 if scheme.overlap else 2
+    if type(scheme).adopt is Scheme.adopt:
+        assert seen == {due}, f"with 3 workers in turn every commit must be {due} updates stale, but they are {sorted(seen)}"
+
+
+def every_commit_counts(scheme: Scheme) -> None:
+    """Whatever one worker commits otherwise, the center ends elsewhere."""
+    if is_shared(scheme) or scheme.late == "drop":
+        return
+    ends = []
+    for odd in (None, 0, 1, 2):
+        serial = _serial(scheme, 3)
+        serial.start()
+        if odd is not None:
+            serial.actors[odd].learner.curvature *= 1.01  # type: ignore[attr-defined]
+        serial.run(commits=15)
+        ends.append(serial.center.value.clone())
+    ignored = [worker for worker in range(3) if same(ends[0], ends[1 + worker])]
+    assert not ignored, f"what worker {ignored[0]} commits makes no difference to the center"
+
+
+def what_is_lent_is_not_written_to(scheme: Scheme) -> None:
+    """A commit's value belongs to its worker, an answer to the center: neither is changed by the other side."""
+    serial = _run(scheme, 3)
+    assert not serial.meddled, serial.meddled[0]
+
+
+def nobody_waits_for_one_who_left(scheme: Scheme) -> None:
+    """A worker goes for good in the middle, perhaps with a commit in an open round: the others use all rows."""
+    for seed in range(6):
+        dice = random.Random(seed)
+        serial = _serial(scheme, 3, stolen=bool(seed % 2))
+        serial.choose = dice.choice
+        serial.start()
+        for _ in range(dice.randrange(1, 12)):
+            if serial.ready:
+                serial.step(dice.choice(serial.ready))
+        serial.leave(dice.randrange(3))
+        serial.run()
+        _used_once(serial)
+
+
+def a_synchronous_round_does_not_depend_on_the_order_of_arrival(scheme: Scheme) -> None:
+    """Quorum n gives the same bits at any speeds."""
+    if _waits_for(scheme, 3) != _count(scheme, 3) or not scheme.held:
+        return
+    ends = [_run(scheme, 3, seed=seed).center.value for seed in (None, 1, 2)]
+    assert all(same(ends[0], end) for end in ends), "another order of arrival ends at another center"
+
+
+def blocks_are_as_good_as_the_whole(scheme: Scheme) -> None:
+    """What an element-wise scheme does block by block is what it does at once."""
+    if not scheme.elementwise:
+        return
+    whole = _run(scheme, 2).center.value
+    # The optimiser of these laws has no state, so that it may step on blocks: as those of slices do, each on its own.
+    with patch.object(update, "BLOCK", 3), patch.object(update, "in_blocks", lambda center: True):
+        blocks = _run(scheme, 2).center.value
+    assert same(whole, blocks), "elementwise = True, but in blocks of 3 elements the center ends elsewhere"
+
+
+def committing_moves_nothing(scheme: Scheme) -> None:
+    """``commit`` may change its slots; not the weights, the anchor or the center."""
+    if is_shared(scheme):
+        return
+    me = Replica(torch.linspace(1, 2, SIZE, dtype=torch.float64), slots=scheme.worker_slots)
+    me.anchor = me.center = torch.linspace(0, 1, SIZE, dtype=torch.float64)
+    me.steps, me.lr = 2, 0.1
+    me.gradient.fill_(0.5)
+    before = (me.local.clone(), me.anchor.clone(), me.center.clone())
+    scheme.commit(me)
+    after = (me.local, me.anchor, me.center)
+    assert all(same(b, a) for b, a in zip(before, after, strict=True)), "commit() changed the weights, the anchor or the center"
+
+
+def a_repeated_commit_changes_nothing(scheme: Scheme) -> None:
+    """Exactly once: the same commit again is answered and not applied."""
+    serial = _serial(scheme, 1)
+    serial.run(commits=2)
+    sent = serial.actors[0].sent
+    assert sent is not None
+    before, clock = serial.center.value.clone(), serial.center.clock
+    serial.center.receive(sent)
+    assert serial.center.clock == clock, "a repeated commit was applied again"
+    assert same(before, serial.center.value), "a repeated commit moved the center"
+
+
+def nan_never_enters(scheme: Scheme) -> None:
+    """A commit that is not finite is refused, and its rows are done again."""
+    if is_shared(scheme):
+        return
+    serial = _serial(scheme, 2)
+    serial.run(commits=2)
+    sent = serial.actors[0].sent
+    assert sent is not None
+    before = serial.center.value.clone()
+    bad = changed(
+        sent, sequence=sent.sequence + 1, value=torch.full_like(sent.value, float("nan")), version=serial.center.clock
+    )
+    serial.actors[0].reply = None
+    serial.deliver(serial.center.receive(bad))
+    assert same(before, serial.center.value), "NaN moved the center"
+    for rank in [rank for rank in serial.ready if rank != 0]:
+        serial.step(rank)  # in a round it may be seen only when the others have come
+    assert bool(torch.isfinite(serial.center.value).all()), "NaN entered the center"
+    reply = serial.actors[0].reply
+    assert reply is not None, "a refused worker got no answer"
+    assert not reply.applied, "a refused commit was called applied"
+
+
+def a_restored_center_goes_on(scheme: Scheme) -> None:
+    """From a snapshot in the middle: the clock goes on, and every row is used once over both halves."""
+    for commits in (1, 4, 10, 11, 12):
+        first = _serial(scheme, 2)
+        first.run(commits=commits)
+        second = _serial(scheme, 2)
+        second.center.restore(first.center.snapshot())
+        assert same(second.center.value, first.center.value), "the restored center differs"
+        clock = second.center.clock
+        second.applied = list(first.applied)
+        second.start()
+        second.run()
+        finished = first.center.leases.used == first.center.leases.total
+        assert finished or second.center.clock > clock, "the clock stood still after a restore"
+        _used_once(second)
+        if _is_repeatable(scheme):
+            unbroken = _run(scheme, 2).center.value
+            assert same(second.center.value, unbroken), "a restored synchronous run ends elsewhere than an unbroken one"
+
+
+def crashes_do_not_change_a_synchronous_run(scheme: Scheme) -> None:
+    """Where workers keep nothing between rounds, and nothing is in flight, a replacement does exactly what was lost."""
+    if _is_repeatable(scheme):
+        unbroken = _run(scheme, 3).center.value
+        for seed in range(8):
+            broken = _run(scheme, 3, seed=seed, crashes=5).center.value
+            assert same(broken, unbroken), "with workers that crash and are replaced the run ends elsewhere"
+
+
+def _is_repeatable(scheme: Scheme) -> bool:
+    everyone = all(_waits_for(scheme, workers) == _count(scheme, workers) for workers in (2, 3))
+    return everyone and scheme.held and scheme.ships == "gradient" and not (scheme.worker_slots or scheme.overlap)
+
+
+def it_descends(scheme: Scheme) -> None:
+    """At a small rate the center comes down a bowl with 1, 2 and 4 workers."""
+    source = _rows()
+    for workers in (1, 2, 4):
+        serial = _serial(scheme, workers, epochs=12)
+        start = Bowl().evaluate(source, ROWS)["loss"]
+        best = Bowl(weights=source.tree.mean(0)).evaluate(source, ROWS)["loss"]
+        serial.run()
+        end = Bowl(weights=serial.center.value).evaluate(source, ROWS)["loss"]
+        assert end - best < 0.7 * (start - best), (
+            f"with {workers} workers the loss went from {start:.3f} to {end:.3f} (best {best:.3f})"
+        )
+
+
+def one_worker_is_plain_training(scheme: Scheme) -> None:
+    """To a tolerance, since a + (w - a) rounds."""
+    plan, source, bowl = _plan(), _rows(), Bowl()
+    for position in range(plan.positions):
+        bowl.step(source.batch(plan.rows_of(position)))
+    serial = _run(scheme, 1)
+    gap = float((serial.center.value - bowl.weights).abs().max())
+    assert gap < 1e-12, f"one worker ends {gap:.1e} away from plain training"
+
+
+LAWS: list[Callable[[Scheme], None]] = [
+    it_is_a_frozen_value,
+    it_refuses_a_window_of_nothing,
+    the_same_order_gives_the_same_bits,
+    every_row_is_used_once,
+    steps_are_conserved,
+    the_clock_ticks_once_an_update,
+    every_commit_counts,
+    what_is_lent_is_not_written_to,
+    nobody_waits_for_one_who_left,
+    mean_staleness_is_the_number_of_others,
+    a_synchronous_round_does_not_depend_on_the_order_of_arrival,
+    blocks_are_as_good_as_the_whole,
+    committing_moves_nothing,
+    a_repeated_commit_changes_nothing,
+    nan_never_enters,
+    a_restored_center_goes_on,
+    crashes_do_not_change_a_synchronous_run,
+    it_descends,
+]
+
+
+def _with_short_window(scheme: Scheme) -> Scheme:
+    return changed(scheme, window=min(scheme.window, 8))
+
+
+# -- the problem ----------------------------------------------------------------------------------------------------
+
+
+def _rows() -> Arrays:
+    return Arrays(torch.randn(ROWS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+
+def _plan(epochs: int = EPOCHS) -> Plan:
+    return Plan(rows=ROWS, batch_size=BATCH, epochs=epochs, seed=0)
+
+
+def _count(scheme: Scheme, workers: int) -> int:
+    """So many workers, or as many as the scheme needs at least."""
+    for count in range(workers, MOST):
+        try:
+            scheme.quorum(count)
+        except UsageError:
+            continue
+        return count
+    scheme.quorum(MOST)
+    return MOST
+
+
+def _waits_for(scheme: Scheme, workers: int) -> int:
+    return scheme.quorum(_count(scheme, workers))
+
+
+def _serial(scheme: Scheme, workers: int, *, stolen: bool = False, epochs: int = EPOCHS) -> Serial:
+    return Serial(
+        Job(scheme, lambda device: Bowl(), _rows(), None, _plan(epochs), ROWS), _count(scheme, workers), stolen=stolen
+    )
+
+
+def _run(scheme: Scheme, workers: int, *, stolen: bool = False, seed: int | None = None, crashes: int = 0) -> Serial:
+    """A whole run; with a seed in a random order, and with some workers crashing between two exchanges."""
+    serial = _serial(scheme, workers, stolen=stolen)
+    if seed is None:
+        serial.run()
+        return serial
+    dice = random.Random(seed)
+    serial.choose = dice.choice
+    serial.start()
+    for _ in range(crashes):
+        for _ in range(dice.randrange(1, 9)):
+            if serial.ready:
+                serial.step(dice.choice(serial.ready))
+        if serial.center.live:
+            serial.crash(dice.choice(sorted(serial.center.live)))
+    serial.run()
+    return serial
+
+
+def _used_once(serial: Serial) -> None:
+    used = Counter(position for commit in serial.applied for position in commit.batches)
+    total = serial.job.plan.positions
+    never = total - len(used)
+    twice = [position for position, times in used.items() if times > 1]
+    assert not never, f"{never} of {total} mini-batches were never used"
+    assert not twice, f"mini-batches {twice[:5]} were used more than once"

@@ -1,0 +1,6 @@
+from paragrad.schemes.scheme import Scheme
+
+from .table import *
+
+def names() -> tuple[str, ...]: ...
+def load(name: str) -> type[Scheme]: ...

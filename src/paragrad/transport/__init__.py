@@ -1,1 +1,0 @@
-"""How a commit crosses a network."""
