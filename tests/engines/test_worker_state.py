@@ -15,6 +15,7 @@ from torch import nn
 import paragrad as pg
 from paragrad.core.center import Center
 from paragrad.data.leases import Leases
+from paragrad.engines import local
 from paragrad.engines.exchange import statefiles
 from paragrad.engines.exchange.statefiles import StateFiles
 from paragrad.engines.transport.header import flat, most_bytes, put_state, rooms_for_state
@@ -50,12 +51,12 @@ ROWS = torch.randn(400, 8, generator=torch.Generator().manual_seed(0))
 DATA = ROWS, (ROWS[:, 0] + 0.5 * ROWS[:, 1] > 0).long()
 
 
-def run(out: Path, scheme, optimizer, engine, stops=(), **options) -> pg.Result:
-    """Train; stopped after so many commits, and again, and resumed each time."""
+def run(out: Path, scheme, optimizer, engine, stops=(None,), **options) -> pg.Result:
+    """Train; stopped after so many commits (None: to the end), and again, and resumed each time."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 2))
     settings = {"scheme": scheme, "optimizer": optimizer, "engine": engine, "epochs": 1, "batch_size": 8, **options}
-    for number, commits in enumerate([*stops, None]):
+    for number, commits in enumerate(stops):
         watch = () if commits is None else (stop_after(commits),)
         result = pg.train(model, DATA, run=pg.Run(out=out, resume=number > 0, callbacks=watch), **settings)
     return result
@@ -68,7 +69,7 @@ def weights(result: pg.Result) -> torch.Tensor:
 def check(engine, scheme, optimizer, stops, **options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         unbroken = run(Path(folder) / "whole", scheme, optimizer, engine, **options)
-        resumed = run(Path(folder) / "run", scheme, optimizer, engine, stops, **options)
+        resumed = run(Path(folder) / "run", scheme, optimizer, engine, [*stops, None], **options)
         assert torch.equal(weights(resumed), weights(unbroken))
         assert resumed.summary["commits"] == unbroken.summary["commits"]
         ours, theirs = (checkpoint.newest(Path(folder) / name / "checkpoints")[0].tensors for name in ("run", "whole"))
@@ -109,12 +110,38 @@ def test_a_process_that_is_stopped_goes_on_as_if_it_had_not_been(scheme, optimiz
     check(ENGINES["local"](1), scheme, optimizer, [5])
 
 
+def test_a_commit_that_was_on_its_way_without_the_state_is_answered_so_that_the_next_brings_it(monkeypatch):
+    first_asked: dict[int, int] = {}
+    want = local._LocalLoop._want
+
+    def want_late(loop, wanted: bool) -> None:
+        """As for a worker that looked at the flag just before it was set."""
+        if wanted and loop.center.clock == first_asked.setdefault(id(loop), loop.center.clock):
+            return
+        want(loop, wanted)
+
+    monkeypatch.setattr(local._LocalLoop, "_want", want_late)
+    monkeypatch.setattr(session, "PATIENCE", 5.0)
+    for scheme, optimizer in (ALONE[0], ALONE[4]):
+        first_asked.clear()
+        check(ENGINES["local"](1), scheme, optimizer, [5])
+
+
+@pytest.mark.parametrize(("scheme", "optimizer"), [ALONE[0], ALONE[4]], ids=lambda value: repr(value)[:40])
+def test_a_simulated_commit_that_was_on_its_way_is_answered_too(scheme, optimizer, tmp_path):
+    engine = pg.Vector(workers=2, cluster=pg.Cluster(speeds=(1.0, 1.3), latency=3.5))
+    stopped = run(tmp_path / "run", scheme, optimizer, engine, [5])
+    assert stopped.stopped == "callback"
+    kept = checkpoint.newest(tmp_path / "run" / "checkpoints")[0].tensors
+    assert {name.split(".")[1] for name in kept if name.startswith("worker.")} == {"0", "1"}
+
+
 def events(out: Path, kind: str) -> list[dict]:
     return [dict(event.data) for event in read(out / "record.jsonl") if event.kind == kind]
 
 
 def test_a_run_that_was_stopped_and_resumed_is_replayed_to_the_bit_workers_states_included(tmp_path):
-    run(tmp_path / "run", pg.DiLoCo(window=4), "adam:lr=0.01", pg.Local(workers=2, threads=1), [2, 3])
+    run(tmp_path / "run", pg.DiLoCo(window=4), "adam:lr=0.01", pg.Local(workers=2, threads=1), [2, 3, None])
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 2))
     found = pg.replay(tmp_path / "run", model, DATA)
@@ -183,7 +210,7 @@ def test_more_epochs_after_a_finished_run_on_another_engine_go_on_with_the_same_
 def test_who_does_not_commit_in_time_is_left_out_and_named(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "PATIENCE", -1.0)
     monkeypatch.setattr(session, "WINDOWS", -1)
-    run(tmp_path / "run", pg.AGN(window=3), "adam:lr=0.01", pg.Local(workers=2), [5])
+    run(tmp_path / "run", pg.AGN(window=3), "adam:lr=0.01", pg.Local(workers=2), [5, None])
     assert events(tmp_path / "run", "checkpoint")[0]["without"] == [0, 1]
     assert any("without the state of workers 0, 1" in event["message"] for event in events(tmp_path / "run", "warning"))
     assert {join.get("state") for join in events(tmp_path / "run", "join")[2:]} == {False}

@@ -260,7 +260,7 @@ class CenterLoop(ABC):
 
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:
-            if self._parting and reply.sequence >= 0:
+            if self._parting and reply.sequence >= 0 and reply.worker not in self.center.may_bring:
                 continue
             self._slots[reply.worker].put_reply(reply)
             self._announce(reply.worker)

@@ -332,7 +332,7 @@ class Simulation:
         """Send out what the center answers."""
         for reply in replies:
             life = self.lives[reply.worker]
-            if self._parting and reply.sequence >= 0:
+            if self._parting and reply.sequence >= 0 and reply.worker not in self.center.may_bring:
                 continue
             self.costs.down[reply.worker] += self._size
             if self.messages.free:
