@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -151,14 +152,26 @@ def test_a_run_that_was_stopped_and_resumed_is_replayed_to_the_bit_workers_state
     assert {(join["incarnation"], join.get("state")) for join in events(tmp_path / "run", "join")} == {(0, None), (0, True)}
 
 
-def test_a_replacement_starts_with_none_and_the_record_says_so(tmp_path):
-    def kill(watch: Watch, event: pg.Event) -> None:
-        watch.signal(0, signal.SIGKILL)
+class Slow(nn.Linear):
+    """A model whose run lasts until a replacement has started."""
 
-    watch = Watch(at=4, act=kill)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.005)
+        return super().forward(x)
+
+
+def test_a_replacement_starts_with_none_and_the_record_says_so(tmp_path):
+    watch = Watch()
+
+    def kill_once(event: pg.Event) -> None:
+        watch(event)
+        if event.kind == "commit" and event.data["worker"] == 0 and not watch.at:
+            watch.at = watch.commits
+            watch.signal(0, signal.SIGKILL)
+
     pg.train(
-        nn.Linear(8, 2), DATA, scheme=pg.AGN(window=2), optimizer="adam:lr=0.01", engine=pg.Local(workers=2), epochs=4,
-        batch_size=8, run=pg.Run(out=tmp_path / "run", callbacks=(watch,)),
+        Slow(8, 2), DATA, scheme=pg.AGN(window=2), optimizer="adam:lr=0.01", engine=pg.Local(workers=2), epochs=8,
+        batch_size=8, run=pg.Run(out=tmp_path / "run", callbacks=(kill_once,)),
     )  # fmt: skip
     joined = {(join["worker"], join["incarnation"]): join.get("state") for join in events(tmp_path / "run", "join")}
     assert joined == {(0, 0): None, (1, 0): None, (0, 1): False}
