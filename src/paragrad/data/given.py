@@ -12,6 +12,7 @@ from paragrad.data.named import are_arrays, named
 from paragrad.data.opened import Opened
 from paragrad.data.paths import are_classes
 from paragrad.data.source import Source, all_rows, joined, mapped
+from paragrad.data.table import Table
 from paragrad.data.transforms import Fitted
 
 
@@ -44,6 +45,8 @@ def given(
 
     The selection of rows that the training made is made again to judge; to predict, it is not: every row is answered.
     """
+    if columns is not None and isinstance(data, Table) and data.is_pair and data.features is None:
+        data = data.source
     table = load.as_table(data)
     notes: list[str] = []
     name = None

@@ -70,6 +70,8 @@ class Opened:
     """Whether floats that are whole are numbers of classes; None: where they look it."""
     selected: tuple[int, ...] | None = None
     """Rows of each piece that the table's selection leaves; None: all."""
+    narrow: frozenset[str] = frozenset()
+    """Columns of float64 that are read as float32, which holds all of their digits."""
     fitted: Fitted | None = None
     scale: float = 1.0
     """What weights are multiplied with."""
@@ -189,7 +191,7 @@ class Opened:
         with self._shelf.lock:
             stored = file.read(inner, names)
             self._shelf.used(file)
-        return stored
+        return {**stored, **{name: np.asarray(stored[name], np.float32) for name in self.narrow.intersection(stored)}}
 
     def _mask(self, piece: int) -> Array:
         """Which rows of a piece are selected."""

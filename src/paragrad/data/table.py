@@ -13,8 +13,7 @@ import numpy as np
 
 from paragrad.config import options
 from paragrad.data.formats import open_file
-from paragrad.data.formats.csv import DOUBLE, FLOAT, Csv
-from paragrad.data.formats.file import TEXT, Array, Column, File, Jagged, first_text
+from paragrad.data.formats.file import TEXT, Array, Column, File, Jagged, first_text, fits_float32
 from paragrad.data.formats.frame import Frame, columns_of, is_frame
 from paragrad.data.labels import Label, look_at_labels
 from paragrad.data.opened import Opened
@@ -27,6 +26,8 @@ INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls an index without a name, in Parquet."""
 UNNAMED = ("", "Unnamed: 0")
 """What it is called in CSV, and where pandas has read such a file."""
+LOOKED_AT = 200
+"""Rows by whose digits it is told whether float32 holds the numbers of a column."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,6 @@ class Table:
         for name in selection(self.select).names if self.select is not None else ():
             _there(first, name)
         used = [name for name in (*features, label, weight) if name is not None]
-        _widen(files)
         for file in files[1:]:
             _check_same(first, file, [*used, *(selection(self.select).names if self.select else ())], self.features is None)
         aside = {name: why for name, why in first.aside.items() if name not in (self.exclude or ())}
@@ -143,6 +143,7 @@ class Table:
             notes=tuple(notes),
             as_classes=as_classes,
         ).with_selection()
+        opened = replace(opened, narrow=_narrow(files, known, opened.fed)) if self.transforms else opened
         if not labelled:
             return replace(opened, classes=tuple(classes) if classes is not None else None)
         if are_classes(self.source):
@@ -163,6 +164,11 @@ class Table:
                 counts=self._rows_of_classes(opened),
             )
         return opened.with_labels(look_at_labels(opened, None if classes is None else tuple(classes), as_classes))
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether the rows are a pair of arrays (x, y), whose columns have numbers for names."""
+        return isinstance(self.source, tuple | list) and len(self.source) == 2 and not are_paths(self.source)
 
     def _rows_of_classes(self, opened: Opened) -> dict[str, int]:
         """The rows of each class, where it comes from the file."""
@@ -202,7 +208,7 @@ class Table:
             return [(Frame(columns_of(self.source), "the frame"), 0)]
         if isinstance(self.source, Mapping):
             return [(Frame({str(key): value for key, value in self.source.items()}, "the arrays"), 0)]
-        if isinstance(self.source, tuple | list) and len(self.source) == 2:
+        if self.is_pair:
             x, y = np.asarray(self.source[0]), self.source[1]
             columns = (
                 {str(place): x[:, place] for place in range(x.shape[1])} if x.ndim == 2 else {"0" if x.ndim < 2 else "x": x}
@@ -318,13 +324,18 @@ def _there(file: File, name: str) -> str:
     return name
 
 
-def _widen(files: Sequence[File]) -> None:
-    """Whether a CSV file's numbers are float32 is told by their digits: where one has more, all are read as float64."""
-    text = [file for file in files if isinstance(file, Csv)]
-    for name in {name for file in text for name, column in file.columns.items() if column == Column(DOUBLE)}:
-        for file in text:
-            if file.columns.get(name) == Column(FLOAT):
-                file.widen(name)
+def _narrow(files: Sequence[File], columns: Mapping[str, Column], names: Sequence[str]) -> frozenset[str]:
+    """Return the columns of float64 whose values float32 would hold, by the first rows of the first and of the last file.
+
+    They are transformed as float32: the same numbers then come to the same bits whether a file stores them as float32, as
+    float64 or as text.
+    """
+    found = [name for name in names if columns[name].dtype == np.float64 and not columns[name].shape]
+    for file in (files[0], files[-1]):
+        first = file.read(0, found) if found else {}
+        file.close()
+        found = [name for name, values in first.items() if isinstance(values, np.ndarray) and fits_float32(values[:LOOKED_AT])]
+    return frozenset(found)
 
 
 def _check_same(first: File, file: File, used: Sequence[str], every: bool) -> None:

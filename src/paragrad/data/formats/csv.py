@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ BLOCK = 4 * 2**20
 MOST = 4 * BLOCK
 """Bytes after which a piece ends with the block, however few rows it has."""
 DELIMITERS = ",;\t"
-LOOKED_AT = 200
-"""Rows by whose digits it is told whether numbers were written from float32."""
 NEWLINE, RETURN, QUOTE = b'\n\r"'
-FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+NUMBER = np.dtype(np.float64)
 
 
 def open_file(path: Path, tree: str | None) -> Csv:
@@ -35,8 +32,7 @@ def open_file(path: Path, tree: str | None) -> Csv:
 class Csv:
     """A CSV file with a line of names, or with numbers only: its columns are then called 0, 1, 2, ...
 
-    A column whose values in the first piece are numbers is float32 where these have no more digits than that holds, and float64
-    where they do; any other is text.
+    A column whose values in the first piece are numbers is float64; any other is text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,20 +47,16 @@ class Csv:
         except OSError as error:
             raise UsageError(f"{self.name} cannot be read ({error.strerror}).") from error
         self._cuts, self.lengths, self._broken = tuple(lines.cuts), tuple(lines.lengths), lines.broken
-        self.columns: dict[str, Column] = dict.fromkeys(self._names, Column(DOUBLE))
+        self.columns: dict[str, Column] = dict.fromkeys(self._names, Column(NUMBER))
         if self.lengths:
             self.columns = {name: _column(values) for name, values in self._parse(0, self._names, None).items()}
 
     def read(self, piece: int, names: Sequence[str]) -> dict[str, Array | Jagged]:
         """Some columns of a piece."""
         library = arrow.library()
-        types = {TEXT: library.string(), np.dtype(bool): library.bool_(), FLOAT: library.float32(), DOUBLE: library.float64()}
+        types = {TEXT: library.string(), np.dtype(bool): library.bool_(), NUMBER: library.float64()}
         found = self._parse(piece, names, {name: types[self.columns[name].dtype] for name in names})
         return {name: arrow.array_of(found[name], self.columns[name]) for name in names}
-
-    def widen(self, name: str) -> None:
-        """Read a column of numbers as float64, as another file of the same table must be."""
-        self.columns[name] = replace(self.columns[name], dtype=DOUBLE)
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -112,13 +104,7 @@ def _column(values: Any) -> Column:
         return Column(TEXT)  # a date is text to us, too
     if found.dtype == bool:
         return Column(np.dtype(bool))
-    first = np.asarray(values.slice(0, LOOKED_AT).to_numpy(), dtype=DOUBLE)
-    first = first[np.isfinite(first)]
-    with np.errstate(over="ignore"):
-        # Its shortest text is that of the number itself: float32 holds all the digits that were written.
-        narrow = first.astype(FLOAT)
-    narrowed = np.array_equal(narrow.astype(str).astype(DOUBLE), first)
-    return Column(FLOAT if narrowed else DOUBLE, whole=arrow.library().types.is_integer(values.type))
+    return Column(NUMBER, whole=arrow.library().types.is_integer(values.type))
 
 
 def _head(name: str) -> tuple[list[str], str, int]:

@@ -159,6 +159,14 @@ def gathered(lengths: Iterable[int], size: int) -> tuple[tuple[int, ...], ...]:
     return (*groups, *([tuple(group)] if group else []))
 
 
+def fits_float32(values: Array) -> bool:
+    """Return whether float32 holds all digits of float64 values: the shortest text of both is then the same."""
+    known = values[np.isfinite(values)]
+    with np.errstate(over="ignore"):
+        narrow = known.astype(np.float32)
+    return np.array_equal(narrow.astype(str).astype(np.float64), known)
+
+
 def first_text(values: Array) -> int:
     """The first place of a column of text that is no number."""
     for place, value in enumerate(values):
