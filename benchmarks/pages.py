@@ -48,7 +48,8 @@ Figures = dict[tuple[str, str, str, int], list[dict[str, Any]]]
 def pages(results: Path = RESULTS) -> dict[str, str]:
     """File name -> content."""
     figures = grouped(json.loads(results.read_text(encoding="utf-8"))["repeats"])
-    made = {f"{name.lower()}.md": page(name, figures) for name in schemes.names()}
+    measured = {spec.partition(":")[0] for spec, *_ in figures}
+    made = {f"{name.lower()}.md": page(name, figures) for name in schemes.names() if name.lower() in measured}
     return made | {"README.md": overview(figures)}
 
 

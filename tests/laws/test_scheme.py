@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -134,11 +133,6 @@ def test_the_mean_of_movements_is_in_the_centers_own_precision():
 
 def test_every_scheme_stands_in_the_table_of_the_laws():
     assert {type(scheme).__name__ for scheme, _ in TABLE} == set(schemes.names())
-
-
-def test_the_readme_names_every_scheme():
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert not [name for name in schemes.names() if f"| `{name}` |" not in readme]
 
 
 def test_the_package_can_be_run_as_a_module():
