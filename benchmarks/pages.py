@@ -32,11 +32,14 @@ TASKS = {"digits": "digits, 20 epochs, batch 16", "mnist": "MNIST, 2 epochs, bat
 INTRODUCTION = """\
 # All schemes
 
-Test accuracy in percent after the same rows for everyone (digits 20 epochs, batch 16; MNIST 2 epochs, batch 64; an
-MLP with 128 hidden units), mean of 5 seeds with its 95 % interval. Real worker processes on two cores. The batch is one
-worker's, so that a synchronous step of 4 workers is one of 4 times the batch, and there are a quarter of them. Nothing
-was tuned for a scheme beyond the fields shown: read it as *what these settings do*, not as a ranking.
-[Choosing](../choosing.md) says which to take when.
+This page compares test accuracy of all schemes; [choosing](../choosing.md) recommends one. Values are percent, mean of 5 seeds
+with its 95 % interval.
+
+- Every scheme trains on the same rows: digits 20 epochs with batch 16, MNIST 2 epochs with batch 64. The model is an MLP with
+  128 hidden units. Workers are real processes on two cores.
+- The batch is that of one worker. So a synchronous step of 4 workers has 4 times the batch, and there are a quarter as many
+  steps.
+- No scheme was tuned beyond the fields shown. The table shows the effect of these settings and is not a ranking.
 
 | scheme | optimiser | digits, 2 workers | digits, 4 | MNIST, 2 workers | MNIST, 4 | staleness, 4 |
 |---|---|---|---|---|---|---|"""
@@ -128,8 +131,8 @@ def page(name: str, figures: Figures) -> str:
     text += [
         *plain(figures),
         "",
-        "Test accuracy in percent, mean of 5 seeds with its 95 % interval, on the local engine (real processes); see",
-        "[the table of all schemes](README.md) for the setting.",
+        "Test accuracy in percent, mean of 5 seeds with its 95 % interval, on the local engine (real processes).",
+        "[All schemes](README.md) describes the setting.",
         "",
     ]
     return "\n".join(text)
@@ -159,7 +162,7 @@ def overview(figures: Figures) -> str:
         text.append(f"| [`{spec}`]({name}.md) | `{optimizer}` | {' | '.join(cells)} | {seen} |")
     text += [
         "",
-        "`.venv/bin/python benchmarks/schemes.py --mnist mnist.npz` repeats it; the figures of every run are in",
+        "`.venv/bin/python benchmarks/schemes.py --mnist mnist.npz` repeats the measurement. The figures of every run are in",
         "[benchmarks/results/schemes.json](../../benchmarks/results/schemes.json).",
         "",
     ]

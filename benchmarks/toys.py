@@ -33,10 +33,11 @@ ALIKE = "homogeneous:speeds=(1.0,1.1,1.2,1.3)"
 LATE = "homogeneous:speeds=(1.0,1.1,1.2,3.3)"
 """The same, but the last takes three times as long as the others on average."""
 HOW = """\
-The two commands repeat the run. Its workers are those of a virtual cluster, whose local steps take the seconds that
-`--cluster` gives ([the vector engine](../vector.md)); `benchmarks/toys.py` draws the picture. A thin line is one window, from
-where it began to where it ended; where gradients are sent, from where one was taken to the center that it made.
-Problem, rate and length were chosen for each scheme so that its character is seen; each is one run with seed 0, no ranking."""
+The two commands repeat the run on a virtual cluster ([the vector engine](../vector.md)): `--cluster` gives the seconds of a
+local step of each worker. `benchmarks/toys.py` draws the picture. A thin line is one window, from its first point to its last.
+For schemes that send gradients, it leads from the point where a gradient was taken to the center after its update. The
+problem, learning rate and length were chosen to show the character of each scheme. Each picture is one run with seed 0, not a
+ranking."""
 BYTES = 60_000
 """A picture is smaller than this, or it is not written."""
 
@@ -50,7 +51,7 @@ class Case:
     optimizer: str
     rows: int
     caption: str
-    """What is to be seen, in a sentence."""
+    """What the picture shows."""
     cluster: str = ALIKE
     """The virtual cluster."""
 
@@ -69,16 +70,16 @@ CASES: dict[str, Case] = {
         BOWL,
         "sgd:lr=0.04",
         300,
-        "One step on the mean of four gradients, all taken at the center: the workers' lines lie on its path, the noise is "
-        "halved, and nothing overshoots.",
+        "Each step uses the mean of four gradients, all taken at the center. The workers' lines are on its path, the noise "
+        "is halved, and nothing overshoots.",
     ),
     "BackupWorkers": Case(
         "backupworkers",
         BOWL,
         "sgd:lr=0.04",
         300,
-        "SyncSGD's path again, but each step is the mean of the first three gradients to come: that of the slow worker is "
-        "dropped, and not waited for.",
+        "The path of SyncSGD, but each step is the mean of the first three gradients to arrive. The center drops the "
+        "gradient of the slow worker and does not wait for it.",
         cluster=LATE,
     ),
     "SoftSync": Case(
@@ -86,8 +87,8 @@ CASES: dict[str, Case] = {
         BOWL,
         "sgd:lr=0.04",
         300,
-        "A line leads from where a gradient was taken to the center that it helped to make: most lie on the path, those of the "
-        "slow worker cut across its bend, and count less for it.",
+        "A line leads from the point where a gradient was taken to the center that it contributed to. Most lines are on the "
+        "path. Those of the slow worker cut across its bend, and have less weight.",
         cluster=LATE,
     ),
     "ModelAveraging": Case(
@@ -95,54 +96,55 @@ CASES: dict[str, Case] = {
         VALLEY,
         "sgd:lr=0.02",
         800,
-        "Four workers leave the center together, noise drives them apart for ten steps, and the center jumps to their mean.",
+        "Four workers leave the center together. Noise drives them apart for ten steps, and the center jumps to their mean.",
     ),
     "EASGD": Case(
         "easgd",
         VALLEY,
         "sgd:lr=0.02",
         800,
-        "Like model averaging, but nobody is reset: each worker goes on from near where it was, and the center moves most of "
-        "the way to their mean.",
+        "Like model averaging, but no worker is reset: each continues from near its own position, and the center moves most "
+        "of the way to their mean.",
     ),
     "DiLoCo": Case(
         "diloco:window=10",
         VALLEY,
         "sgd:lr=0.01",
         2400,
-        "The outer momentum carries the center faster than its workers move: past the minimum along the flat valley, and back.",
+        "The outer momentum moves the center faster than its workers: past the minimum along the flat valley, and back.",
     ),
     "Hogwild": Case(
         "hogwild",
         BOWL,
         "sgd:lr=0.04",
         150,
-        "Workers that write into the center without a lock have no order that could be simulated. Drawn is what is left "
-        "without their races, `downpour:window=1`, as the run's note says: each step was computed about three updates ago.",
+        "Workers that write into the center without a lock have no order that could be simulated. The picture shows the "
+        "scheme without its races, `downpour:window=1`, as the note of the run says. Each step was computed about three "
+        "updates ago.",
     ),
     "Downpour": Case(
         "downpour",
         BOWL,
         "sgd:lr=0.04",
         150,
-        "At a rate at which SyncSGD walks straight the center swings: each movement was computed about three updates ago (its "
-        "line begins on the path, further back), and is added whole.",
+        "At a learning rate at which SyncSGD goes straight, the center oscillates. Each movement was computed about three "
+        "updates ago (its line begins further back on the path), and is added in full.",
     ),
     "DeanDownpour": Case(
         "deandownpour:window=5,fetch=5,rate=0.5",
         BOWL,
         "sgd:lr=0.02",
         300,
-        "Adagrad at the center gives both parameters the same speed: the path starts along the diagonal, where the workers "
-        "themselves run down the steep side, and its steps shrink.",
+        "Adagrad at the center gives both parameters the same speed. The path starts along the diagonal, while the workers "
+        "run down the steep side. Its steps shrink.",
     ),
     "DynSGD": Case(
         "dynsgd",
         BOWL,
         "sgd:lr=0.04",
         300,
-        "The first windows, all made at the start, still overshoot, though the second counts a half and the third a third; "
-        "then the swing dies out, where Downpour with this window and rate diverges.",
+        "The first windows, all computed at the start, still overshoot, although the second has weight 1/2 and the third "
+        "1/3. The oscillation then dies out. Downpour diverges with this window and learning rate.",
         cluster=LATE,
     ),
     "StalenessAware": Case(
@@ -150,8 +152,8 @@ CASES: dict[str, Case] = {
         BOWL,
         "sgd:lr=0.04",
         300,
-        "A line leads from where a gradient was taken to the center after it: the slow worker's cut far across. Each step is "
-        "divided by its staleness, and after one swing the center walks straight.",
+        "A line leads from the point where a gradient was taken to the center after it. Those of the slow worker cut far "
+        "across. Each step is divided by its staleness, and after one oscillation the center goes straight.",
         cluster=LATE,
     ),
     "AGN": Case(
@@ -159,66 +161,66 @@ CASES: dict[str, Case] = {
         VALLEY,
         "sgd:lr=0.02",
         1600,
-        "Each worker runs ahead for ten steps, and the center follows by a tenth of that: it moves in the mean direction of "
-        "many windows, smoothly.",
+        "Each worker runs ahead for ten steps, and the center follows by a tenth of that. It moves smoothly, in the mean "
+        "direction of many windows.",
     ),
     "ADAG": Case(
         "adag:window=10,gamma=0.01",
         VALLEY,
         "sgd:lr=0.02",
         1600,
-        "AGN's path with shorter steps where the center moves far while a window is made, which is early on.",
+        "The path of AGN, with shorter steps where the center moves far during a window, which happens early on.",
     ),
     "AEASGD": Case(
         "aeasgd",
         VALLEY,
         "sgd:lr=0.02",
         1200,
-        "The workers explore around the center on a leash and arrive first; it comes after them, by a tenth of the distance at "
-        "every exchange.",
+        "The workers explore around the center, tied to it by the elastic force, and reach the minimum first. The center "
+        "follows by a tenth of the distance at every exchange.",
     ),
     "EAMSGD": Case(
         "eamsgd",
         VALLEY,
         "sgd:lr=0.005",
         2000,
-        "As AEASGD at a quarter of the rate: with momentum the workers shoot past the minimum along the valley, draw the "
-        "center after them, and both come back.",
+        "Like AEASGD, at a quarter of the learning rate. With momentum the workers overshoot the minimum along the valley "
+        "and pull the center after them; both come back.",
     ),
     "GEM": Case(
         "gem",
         BOWL,
         "sgd:lr=0.02",
         150,
-        "Commits are stretched and shrunk, element by element, so that all together move the center as far as one worker with "
-        "momentum would: in straight pieces, and often along one axis only.",
+        "GEM scales commits element by element, so that all workers together move the center as far as one worker with "
+        "momentum. The path has straight pieces, often along one axis only.",
     ),
     "DCASGD": Case(
         "dcasgd",
         BOWL,
         "sgd:lr=0.04",
         150,
-        "The same rate and staleness as in Downpour's picture, but each gradient is corrected for how far the center has moved "
-        "since: the swing is little more than a quarter of that.",
+        "Learning rate and staleness are those of Downpour's picture, but each gradient is corrected for the movement of "
+        "the center since. The oscillation is little more than a quarter as large.",
     ),
     "OrMo": Case(
         "ormo",
         BOWL,
         "sgd:lr=0.004",
         300,
-        "Momentum swings past the minimum and settles, although a gradient is three updates old on average; one worker alone "
-        "swings a little more than half as far.",
+        "Momentum overshoots the minimum and settles, although a gradient is three updates old on average. One worker alone "
+        "overshoots a little more than half as far.",
     ),
     "AsyncDiLoCo": Case(
         "asyncdiloco:window=10",
         VALLEY,
         "sgd:lr=0.01",
         2400,
-        "Every commit moves the center a little, every fourth renews its momentum: a smooth path, from which the workers' "
-        "windows lead back into the valley.",
+        "Every commit moves the center a little, and every fourth commit renews its momentum. The path is smooth, and the "
+        "workers' windows lead from it back into the valley.",
     ),
 }
-"""A run for each scheme, in which its character is seen."""
+"""One run per scheme that shows its character."""
 
 COMPARED = (
     Case("downpour:window=5", BOWL, "sgd:lr=0.04", 600, ""),
@@ -257,7 +259,7 @@ def seen(name: str) -> list[str]:
     """The lines of a scheme's page that show it."""
     case = CASES[name]
     return [
-        "## Seen",
+        "## On a toy problem",
         "",
         f"![The path of {name} on a toy problem](../figures/schemes/{name.lower()}.png)",
         "",
