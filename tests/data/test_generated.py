@@ -81,7 +81,7 @@ def test_what_ends_with_the_epoch_is_begun_again_and_what_cannot_be_says_so():
     assert [batch_at(source, plan, epoch)[1].tolist() for epoch in (0, 1)] == [list(range(12))] * 2
     begun = Generated(counting([4], total=12)(), steps=3)
     assert batch_at(begun, plan, 0)[1].tolist() == list(range(12))
-    with pytest.raises(UsageError, match="ended after 1 epochs, and cannot be begun again"):
+    with pytest.raises(UsageError, match="ended after 1 epochs and cannot be restarted"):
         batch_at(begun, plan, 1)
 
 

@@ -305,8 +305,8 @@ def spoilt(row: int, value: float) -> np.ndarray:
     [
         ("digit", "Did you mean 'digits'"),
         ("mnist", "Unknown data set 'mnist'"),
-        ("no/such/file.npz", "is not there"),
-        (Path("/"), "is a directory"),
+        ("no/such/file.npz", "does not exist"),
+        (Path("/"), "The directory / has no table"),
         (None, "data is a NoneType"),
         (7, "data is a int"),
         ((X, Y[:9]), r"data\[0\] has 10 rows, but data\[1\] has 9"),
@@ -387,7 +387,7 @@ def test_a_share_that_leaves_no_rows_is_refused(holdout: float) -> None:
 def test_validation_that_contradicts_is_refused() -> None:
     with pytest.raises(UsageError, match="both given"):
         split((X, Y), validation=(X, Y), holdout=0.5)
-    with pytest.raises(UsageError, match="one to validate on"):
+    with pytest.raises(UsageError, match="a row to validate on"):
         split((X, Y), validation=(X[:, :2], Y))
     with pytest.raises(UsageError, match=r"validation\[0\] has 10 rows"):
         split((X, Y), validation=(X, Y[:3]))
@@ -399,11 +399,11 @@ def test_validation_that_contradicts_is_refused() -> None:
 def test_labels_without_an_output_are_named_with_their_row() -> None:
     source = split((X, np.array([0, 1, 2, -100, 4, 0, 0, 0, 0, -1]))).train
     check_labels(split((X, np.array([0, 1, 2, -100, 4, 0, 0, 0, 0, 1]))).train, 5)
-    with pytest.raises(UsageError, match="label in row 4 is 4, but the model has 4 outputs, so labels are 0 to 3"):
+    with pytest.raises(UsageError, match="label in row 4 is 4, but the model has 4 outputs, so labels must be 0 to 3"):
         check_labels(source, 4)
     with pytest.raises(UsageError, match="label in row 9 is -1"):
         check_labels(source, 5)
-    with pytest.raises(UsageError, match=r"the model has 1 output, .* For yes or no give loss='bce' \(--loss bce\)"):
+    with pytest.raises(UsageError, match=r"the model has 1 output, .* For two classes give loss='bce' \(--loss bce\)"):
         check_labels(source, 1)
     check_labels(split((X, X[:, 0])).train, 1)
     check_labels(split(Squares()).train, 1)

@@ -114,7 +114,7 @@ def test_what_is_taken_of_a_loader_is_said_and_what_is_not() -> None:
     )
     odd = DataLoader(data, 8, sampler=SubsetRandomSampler(range(10)))
     assert note(odd) == (
-        "DataLoader: it is read by one process, in the order of its SubsetRandomSampler, and cut into mini-batches of its "
+        "DataLoader: one process reads it, in the order of its SubsetRandomSampler, and cuts it into mini-batches of its "
         "batch size, 8."
     )
     assert "in the order of its dataset" in note(DataLoader(Stream(), 4))
@@ -197,7 +197,7 @@ def test_a_batch_size_that_is_given_goes_over_that_of_the_loader_and_is_said(tmp
     run = pg.Run(out=tmp_path / "run")
     result = pg.train(nn.Linear(2, 3), loader, batch_size=6, engine=pg.Vector(workers=2), run=run)
     assert result.summary["batch_size"] == 6
-    assert "Mini-batches have 6 rows, as batch_size says, and not the 8 of the DataLoader." in (
+    assert "Mini-batches have 6 rows (batch_size), not the 8 of the DataLoader." in (
         (tmp_path / "run" / "record.jsonl").read_text()
     )
 

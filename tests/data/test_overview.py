@@ -127,10 +127,10 @@ def test_a_class_of_a_few_rows_and_one_class_alone_are_warned_of_by_every_door(t
     for door in ((x, y), pg.Table(frame, label="class"), pg.Table(tmp_path / "a.csv", label="class"), streamed):
         assert told(door)[1] == [expected]
     alone = (x, np.full(600, "g"))
-    assert told(alone)[1] == ["All 600 rows are of one class, 'g': there is nothing to tell it from."]
+    assert told(alone)[1] == ["All 600 rows are of one class, 'g': there is nothing to distinguish it from."]
     rows = TensorDataset(torch.tensor(x), torch.zeros(600, dtype=torch.int64))
     for door in (rows, DataLoader(rows, 8)):
-        assert told(door)[1] == ["All 600 rows are of one class, 0: there is nothing to tell it from."]
+        assert told(door)[1] == ["All 600 rows are of one class, 0: there is nothing to distinguish it from."]
 
 
 def test_small_classes_that_are_all_small_are_not_warned_of() -> None:
@@ -186,6 +186,7 @@ def test_every_kind_of_rows_is_described() -> None:
     assert told(x)[0] == ["Features (2)."]
     assert told((x, np.arange(700) % 35))[0] == ["Features (2); label (35 classes of 20 rows)."]
     assert told(pg.Weighted((x, y), np.ones(700)))[0] == ["Features (2); label (0 350, 1 350)."]
+    assert told(pg.Weighted(x, np.ones(700)))[0] == ["Features (2)."]
     assert told(pg.Generated(lambda: iter([(x, y)] * 9), rows=700))[0][0] == "Features (2); label (int64)."
 
     class Pieces:

@@ -156,7 +156,7 @@ def test_a_read_that_fails_for_the_moment_is_tried_again_and_reported():
     pieces.troubles = {1: [OSError(errno.ESTALE, "Stale file handle"), hidden]}
     assert same(source.batch(np.arange(8)), pieces.all().batch(np.arange(8)))
     assert len(said) == 2
-    assert all("events-1.h5" in message and "tried again" in message for message in said)
+    assert all("events-1.h5" in message and "Trying again" in message for message in said)
 
 
 def test_a_read_that_hangs_is_waited_for_and_reported():
@@ -178,7 +178,7 @@ def test_a_read_that_hangs_is_waited_for_and_reported():
 
     source.report = report
     assert source.batch(np.arange(8))[0][:, 0].tolist() == list(range(8))
-    assert "Reading events-1.h5 has taken" in said[0]
+    assert "Still reading events-1.h5 after" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_piece_that_is_not_what_it_was_said_to_be_is_refused():
     source = Streamed(pieces)
     assert source.row is not None
     pieces.starts = np.array([0, 4, 7])
-    with pytest.raises(UsageError, match=r"events-1\.h5 gave 3 rows, but was said to have 4"):
+    with pytest.raises(UsageError, match=r"events-1\.h5 returned 3 rows, but 4 were expected"):
         source.batch(np.arange(8))
 
     class Other(InMemory):

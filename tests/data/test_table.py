@@ -151,7 +151,7 @@ def test_the_class_may_come_from_the_file(tmp_path: Path) -> None:
     assert opened.classes == ("signal", "background")
     assert y.tolist() == [0] * 2 * ROWS + [1] * ROWS
     assert x.shape == (3 * ROWS, 3)
-    with pytest.raises(pg.UsageError, match="label='pt', but the source says for each class in which files it lies"):
+    with pytest.raises(pg.UsageError, match="label='pt', but the source gives the files of each class"):
         pg.Table({"signal": "a.root", "background": "b.root"}, label="pt")
 
 
@@ -213,7 +213,7 @@ def test_matrices_lie_side_by_side_and_images_keep_their_shape() -> None:
     x = pg.Table({"image": images, "y": np.arange(4)}).open().load()[0]
     assert x.shape == (4, 1, 2, 3)
     assert torch.equal(x, torch.from_numpy(images).float() / 255)
-    with pytest.raises(pg.UsageError, match=r"'image' is of shape \(1, 2, 3\) in each row: give it alone"):
+    with pytest.raises(pg.UsageError, match=r"'image' has the shape \(1, 2, 3\) in each row: use it as the only feature"):
         pg.Table({"image": images, "b": np.arange(4.0), "y": np.arange(4)}).open().load()
 
 
@@ -399,15 +399,13 @@ def test_a_column_that_is_not_there_is_named_with_the_near_match(parquet: Path) 
     refused(parquet, r"Unknown column of .*events\.parquet: 'weight'", weight="weight")
     refused(parquet, "'label' is among the features and is the label", features=["pt", "label"])
     refused(parquet, "'w' is among the features and is the weight", features=["pt", "w"], weight="w")
-    refused(parquet, r"features='pt' is one text, but it is a list: write features=\['pt'\]", features="pt")
+    refused(parquet, r"features='pt' is one text, but it must be a list: write features=\['pt'\]", features="pt")
 
 
 def test_no_label_lists_the_columns(tmp_path: Path) -> None:
     path = as_parquet(tmp_path / "a.parquet", {"pt": np.arange(3.0), "is_signal": np.arange(3)}, 3)
-    refused(
-        path, r"Nothing says which column of .*a\.parquet is to be predicted: give label= \(--label\). It has: pt, is_signal"
-    )
-    refused(as_parquet(tmp_path / "b.parquet", {"y": np.arange(3.0)}, 3), "b.parquet has no column beside its label")
+    refused(path, r"No label is given for .*a\.parquet, and none of its .*: give label= \(--label\). It has: pt, is_signal")
+    refused(as_parquet(tmp_path / "b.parquet", {"y": np.arange(3.0)}, 3), "b.parquet has no column besides its label")
 
 
 def test_text_where_numbers_are_due_is_named(tmp_path: Path) -> None:
@@ -442,7 +440,7 @@ def test_a_label_that_is_missing_is_named(tmp_path: Path) -> None:
     refused(path, r"The label 'y' is missing in row 2 of .*a\.parquet")
     refused(
         pandas.DataFrame({"x": np.arange(4.0), "y": kinds}),
-        "'y' in the frame is no column .* it holds .* in row 2, which is no text",
+        "'y' in the frame cannot be used as a column, because it holds .* in row 2, which is not text",
         label="y",
     )
 
@@ -471,11 +469,11 @@ def test_an_empty_file_among_many_is_passed_over_aloud(tmp_path: Path) -> None:
     (tmp_path / "c.parquet").touch()
     found = split(tmp_path)
     assert len(found.train) == ROWS
-    assert sum("passed over" in note for note in found.notes) == 2
-    refused(tmp_path / "c.parquet", r"There are no rows in c.parquet. .*c\.parquet is empty and is passed over")
-    refused(tmp_path / "b.parquet", r"There are no rows in .*b\.parquet")
+    assert sum("is skipped" in note for note in found.notes) == 2
+    refused(tmp_path / "c.parquet", r"c.parquet has no rows. .*c\.parquet is empty and is skipped")
+    refused(tmp_path / "b.parquet", r"b\.parquet has no rows")
     (tmp_path / "d.csv").write_text("x,y\n")
-    refused(tmp_path / "d.csv", r"There are no rows in .*d\.csv")
+    refused(tmp_path / "d.csv", r"d\.csv has no rows")
 
 
 def test_ragged_arrays_are_refused(tmp_path: Path) -> None:
@@ -485,22 +483,21 @@ def test_ragged_arrays_are_refused(tmp_path: Path) -> None:
     refused({"x": np.arange(3.0), "y": np.arange(2)}, "Column 'x' of the arrays has 3 rows, but 'y' has 2")
     with h5py.File(tmp_path / "a.h5", "w") as made:
         made["x"], made["y"], made["names"] = np.zeros((5, 2)), np.zeros(5), np.zeros(3)
-    refused(
-        tmp_path / "a.h5", "'names' in .*a.h5 is no column that can be used, since it has 3 rows, the table 5", label="names"
-    )
+    message = "'names' in .*a.h5 cannot be used as a column, because it has 3 rows, but the table has 5"
+    refused(tmp_path / "a.h5", message, label="names")
 
 
 def test_paths_that_lead_nowhere_are_named(tmp_path: Path, parquet: Path) -> None:
-    refused(tmp_path / "gone.parquet", r"gone\.parquet is not there")
+    refused(tmp_path / "gone.parquet", r"gone\.parquet does not exist")
     refused(str(tmp_path / "*.root"), r"No file matches .*\*\.root")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "empty is a directory that holds no table")
+    refused(tmp_path / "empty", "The directory .*empty has no table")
     refused([parquet, str(parquet)], r"events\.parquet is given twice")
     refused(3, r"Table\(source=int\), but rows come from")
 
 
 def test_a_weighted_table_needs_one_number_a_row(tmp_path: Path) -> None:
-    refused({"x": np.arange(3.0), "y": np.arange(3), "w": np.ones((3, 2))}, "The weight 'w' is of shape", weight="w")
+    refused({"x": np.arange(3.0), "y": np.arange(3), "w": np.ones((3, 2))}, "The weight 'w' has the shape", weight="w")
 
 
 def test_leaves_and_targets_of_weighted_rows() -> None:
@@ -512,7 +509,7 @@ def test_leaves_and_targets_of_weighted_rows() -> None:
 
 
 def test_one_class_alone_is_refused(parquet: Path) -> None:
-    with pytest.raises(pg.UsageError, match="Only one class is given, 'signal': there is nothing to tell it from"):
+    with pytest.raises(pg.UsageError, match="Only one class is given, 'signal': there is nothing to distinguish it from"):
         split(pg.Table({"signal": parquet}, features=NAMES))
     told = pg.Table({"signal": parquet}, features=NAMES).open(classes=("signal", "background"))
     assert told.load()[1].unique().tolist() == [0]

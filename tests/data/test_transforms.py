@@ -354,8 +354,8 @@ TABLE: Columns = {
         (pg.OneHot(columns="hole"), ("'hole' has nan in row 1", "missing:columns=hole")),
         (pg.OneHot(columns="pair"), ("(2,) values in a row",)),
         (pg.OneHot(columns="pt", most=2), ("'pt' has more than 2 different values", "onehot:most=")),
-        (pg.Reshape(columns="pt", shape=(2,)), ("1 numbers", "takes 2")),
-        (pg.Reshape(columns="kind", shape=(1,)), ("reshape takes numbers",)),
+        (pg.Reshape(columns="pt", shape=(2,)), ("1 numbers", "needs 2")),
+        (pg.Reshape(columns="kind", shape=(1,)), ("reshape needs numbers",)),
         ("standardise", ("not a transformation", "parse(text)")),
     ],
 )
@@ -384,7 +384,7 @@ def test_a_column_that_is_not_there_is_named_with_its_file():
 
 def test_a_name_that_is_taken_is_refused():
     columns = {"x": np.array([1.0, -999.0]), "x_missing": np.zeros(2)}
-    with pytest.raises(UsageError, match="'x_missing' of 'x', but there is one"):
+    with pytest.raises(UsageError, match="'x_missing' of 'x', but that name is taken"):
         fit(columns, pg.Missing(columns="x", flag=True))
 
 

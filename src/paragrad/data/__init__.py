@@ -1,1 +1,1 @@
-"""From arrays, files and datasets to mini-batches, and who works on which."""
+"""Data: from arrays, files and datasets to mini-batches, and the worker that trains on each."""

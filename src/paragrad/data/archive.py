@@ -1,4 +1,4 @@
-"""A NumPy archive with a part to train on and perhaps one to test on: x_train, y_train, x_test, y_test."""
+"""NumPy archives with a part to train on and an optional part to test on: x_train, y_train, x_test, y_test."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of an .npz that are ours; the others are not even unpacked."""
+    """Return the arrays of an .npz that are in ``KEYS``; others are not decompressed."""
     if not file.is_file():
-        raise UsageError(f"{file} is {'a directory' if file.is_dir() else 'not there'}. Give the path of an .npz file.")
+        raise UsageError(f"{file} {'is a directory' if file.is_dir() else 'does not exist'}. Give the path of an .npz file.")
     try:
         with file.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
@@ -42,17 +42,19 @@ def read(file: Path) -> dict[str, np.ndarray[Any, Any]]:
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         if "pickle" in str(error) and zipfile.is_zipfile(file):
             raise UsageError(
-                f"{file} holds pickled Python objects, which may run any code when they are read. Save plain numbers: "
+                f"{file} holds pickled Python objects, which can run any code when they are read. Save plain numbers: "
                 "np.savez(path, x_train=x.astype('float32'), ...)."
             ) from error
         raise UsageError(
-            f"{file} cannot be read as an .npz ({type(error).__name__}: {error}). It may be cut short, or of another kind: "
-            "write it anew by np.savez(path, x_train=..., y_train=...)."
+            f"{file} cannot be read as an .npz ({type(error).__name__}: {error}). It may be truncated, or have another format: "
+            "write it again by np.savez(path, x_train=..., y_train=...)."
         ) from error
 
 
-def part_of(found: dict[str, np.ndarray[Any, Any]], part: str, file: Path, meaning: Meaning, notes: list[str]) -> Arrays:
-    """The part called train or test, taken as the same arrays in Python are."""
+def part_of(
+    found: dict[str, np.ndarray[Any, Any]], part: str, file: Path, meaning: Meaning, notes: list[str], *, keras: bool
+) -> Arrays:
+    """Return the part called train or test, read like the same arrays in Python."""
     x, y = found[f"x_{part}"], found.get(f"y_{part}")
     if y is None:
         raise UsageError(f"{file} has x_{part} but no y_{part}. Add y_{part}, or leave both out.")
@@ -60,4 +62,4 @@ def part_of(found: dict[str, np.ndarray[Any, Any]], part: str, file: Path, meani
     named = converted({f"x_{part}": x, f"y_{part}": labels}, file.name)
     check_rows(named, file.name)
     tree = named[f"x_{part}"], meaning.of_numbers(as_labels(named[f"y_{part}"]))
-    return Arrays(as_inputs(tree, notes, file.name))
+    return Arrays(tree if keras else as_inputs(tree, notes, file.name))

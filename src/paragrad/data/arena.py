@@ -1,4 +1,4 @@
-"""Room for a fixed number of decoded rows: a ring of pieces in which the oldest make way for new ones."""
+"""A ring buffer with room for a fixed number of decoded rows, in which new pieces overwrite the oldest."""
 
 from __future__ import annotations
 
@@ -23,56 +23,53 @@ class Placed:
     rows: int
     stamp: int
     due: int
-    """Until when it is needed, by whatever the writer counts."""
+    """The time until which the piece is needed, in a unit that the writer chooses."""
 
 
 class Arena:
-    """One tensor of ``capacity`` rows for each leaf. One process writes; any that has the memory may read beside it.
+    """One tensor of ``capacity`` rows per leaf. One process writes; other processes that share the memory read meanwhile.
 
-    ``where[piece]`` says at which row a piece begins, and when it was put there, in one number: whoever copies rows out
-    looks at it before and after, and knows that nothing was written over them in between.
+    ``where[piece]`` encodes the first row of a piece and a stamp of when it was written in one number. A reader compares it
+    before and after it copies rows, and so knows that nothing overwrote them.
     """
 
     def __init__(self, like: Any, *, pieces: int, capacity: int, allocate: Allocate, life: int = 0) -> None:
         self.capacity = capacity
         self.where: Rows = allocate("where", pieces, torch.int64).numpy()
-        rows = leaves(like)
         self._leaves = [
             allocate(f"leaf{k}", capacity * row[0].numel(), row.dtype).view(capacity, *row.shape[1:])
-            for k, row in enumerate(rows)
+            for k, row in enumerate(leaves(like))
         ]
         self._tree = nested(like, iter(self._leaves))
         self._placed: deque[Placed] = deque()
         self._head = 0
+        # A writer that replaces another must not use the same stamps.
         self._stamp = life << 32
-        """Stamps of a writer's replacement must not be those of its predecessor."""
 
     def clear(self) -> None:
-        """Nothing is here: what a predecessor has left may be half written."""
+        """Remove all pieces: a predecessor may have left one half written."""
         self.where[:] = 0
         self._placed.clear()
         self._head = 0
 
     def victims(self, rows: int) -> list[Placed]:
-        """Who must go, the oldest first, for so many rows to find room."""
+        """Return the pieces that the next ``rows`` rows will overwrite, the oldest first."""
         assert rows <= self.capacity
         start = self._start(rows)
-        last = -1
-        for index, placed in enumerate(self._placed):
-            if placed.offset < start + rows and start < placed.offset + placed.rows:
-                last = index
-        return [self._placed[index] for index in range(last + 1)]
+        placed = list(self._placed)
+        hit = [k for k, one in enumerate(placed) if one.offset < start + rows and start < one.offset + one.rows]
+        return placed[: max(hit, default=-1) + 1]
 
     def put(self, piece: int, tree: Any, *, due: int = 0) -> None:
-        """Lay a piece out; the oldest make way."""
-        own = leaves(tree)
-        rows = len(own[0])
+        """Write a piece over the oldest ones."""
+        new = leaves(tree)
+        rows = len(new[0])
         for gone in self.victims(rows):
             self._placed.popleft()
             if self.where[gone.piece] // self.capacity == gone.stamp:
                 self.where[gone.piece] = 0
         start = self._start(rows)
-        for room, leaf in zip(self._leaves, own, strict=True):
+        for room, leaf in zip(self._leaves, new, strict=True):
             room[start : start + rows].copy_(leaf)
         self._stamp += 1
         self._placed.append(Placed(piece, start, rows, self._stamp, due))
@@ -80,7 +77,7 @@ class Arena:
         self.where[piece] = self._stamp * self.capacity + start
 
     def take(self, piece: int, rows: int) -> Any | None:
-        """A copy of a piece that is here."""
+        """Return a copy of a piece, or None if it is not in the ring."""
         found = int(self.where[piece])
         if not found:
             return None
@@ -88,7 +85,7 @@ class Arena:
         return mapped(self._tree, lambda leaf: leaf[start : start + rows].clone())
 
     def gather(self, pieces: Rows, inside: Rows) -> Any | None:
-        """Rows of pieces, each by its place in its piece; None where one of the pieces is not here."""
+        """Return rows by piece and by number within the piece, or None if one of the pieces is not in the ring."""
         while True:
             before = self.where[pieces]
             if not before.all():
@@ -102,16 +99,16 @@ class Arena:
 
 
 def picked(tree: Any, rows: Rows) -> Any:
-    """These rows of every leaf."""
+    """Return these rows of every leaf."""
     index = torch.from_numpy(rows)
     return mapped(tree, lambda leaf: leaf.index_select(0, index))
 
 
 def nested(like: Any, values: Iterator[torch.Tensor]) -> Any:
-    """The same nesting as ``like``, with these leaves."""
+    """Return these leaves in the nesting of ``like``."""
     return mapped(like, lambda _: next(values))
 
 
 def private(name: str, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Memory of this process alone; what is not used of it is not taken from the system either."""
+    """Allocate memory of this process alone. The system provides only the pages that are written."""
     return torch.zeros(length, dtype=dtype) if name == "where" else torch.empty(length, dtype=dtype)

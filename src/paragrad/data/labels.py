@@ -1,10 +1,10 @@
-"""What labels are: classes, by number or by name, or numbers to be met; of a table and of arrays, by one rule."""
+"""Kinds of labels, by one rule for tables and arrays: classes, given by number or by name, or numbers to predict."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from paragrad.data.opened import Opened
 
 MOST_CLASSES = 100
-"""Classes that may be numbered by floats."""
+"""Largest number of classes if labels are floats."""
 COUNTED = 10_000
-"""Different labels that are counted."""
+"""Number of different labels up to which the rows of each are counted."""
 
 
 class Label(Enum):
-    """What a label is."""
+    """Kind of a label."""
 
     FILE = "the place of the file's class"
     TEXT = "a name of a class"
@@ -33,110 +33,100 @@ class Label(Enum):
     REAL = "any number"
 
 
-@dataclass(frozen=True)
-class Labels:
-    """What is known of the labels of a table."""
-
-    kind: Label
-    classes: tuple[str, ...] | None
-    """Their names, where they have any."""
-    counts: Mapping[Any, int] | None = None
-    """Rows of each class, by name or number; None where labels are no classes."""
-    note: str | None = None
-
-
 @dataclass
 class Meaning:
-    """How the targets of arrays are to be taken; once they are read, what they are."""
+    """Options for reading the targets of arrays; after reading, also the classes found."""
 
     as_classes: bool | None = None
-    """Whether floats that are whole are numbers of classes; None: where they are 0, 1, ... up to some number below 100."""
+    """True if whole floats are class numbers; None: only if they are exactly 0, 1, ..., K - 1 with K up to 100."""
     classes: tuple[str, ...] | None = None
-    """The names of the classes, where they have any: those of a training, or those found."""
+    """Names of the classes, if they have names: those of a training, or those found."""
     note: str | None = None
 
     def of_text(self, values: Array, where: str) -> torch.Tensor:
-        """The numbers of the classes that an array of text names, in sorted order."""
-        found = self.classes or tuple(sorted({str(value) for value in values.tolist()}))
-        places = {name: place for place, name in enumerate(found)}
-        for row, value in enumerate(values.tolist()):
-            if value not in places:
-                raise UsageError(f"Label {where} in row {row}: {unknown('class', str(value), found)}")
+        """Return the class numbers of an array of class names; classes are numbered in sorted order."""
+        names = values.tolist()
+        found = self.classes or tuple(sorted({str(value) for value in names}))
+        numbers = _numbers(names, found, lambda row: f"{where} in row {row}")
         self.classes = found
-        return torch.tensor([places[value] for value in values.tolist()], dtype=torch.int64)
+        return torch.tensor(numbers, dtype=torch.int64)
 
     def of_numbers(self, target: torch.Tensor) -> torch.Tensor:
-        """The targets, as int64 where they are numbers of classes."""
+        """Return the targets, as int64 if they are class numbers."""
         if not target.is_floating_point() or target.ndim != 1 or self.as_classes is False:
             return target
         values = torch.unique(target)
         whole = bool((values == values.floor()).all() and (values.abs() < 2**53).all())
-        if not whole or not (self.as_classes or are_numbered(values.tolist())):
+        if not whole or not (self.as_classes or _are_class_numbers(values.tolist())):
             return target
-        self.note = said(len(values))
+        self.note = _float_note(len(values))
         return target.to(torch.int64)
 
 
-def are_numbered(values: Collection[float]) -> bool:
-    """Whether floats number classes: they are 0, 1, ..., each of them, and not too many."""
+def _are_class_numbers(values: Collection[float]) -> bool:
+    """Return whether floats are class numbers: they are exactly 0, 1, ..., K - 1, with K up to ``MOST_CLASSES``."""
     return 2 <= len(values) <= MOST_CLASSES and set(values) == set(range(len(values)))
 
 
-def said(count: int) -> str:
-    """What is said aloud where floats are taken for classes."""
+def _float_note(count: int) -> str:
     return (
         f"The labels are stored as floats, but are 0 to {count - 1}: they are taken as {count} classes. "
         "(To predict them as numbers, give loss='mse' or --loss mse.)"
     )
 
 
+def _numbers(values: Collection[Any], classes: Sequence[str], where: Callable[[int], str]) -> list[int]:
+    """Return the numbers of the classes that ``values`` name. ``where`` describes a row in the error."""
+    known = {name: number for number, name in enumerate(classes)}
+    for row, value in enumerate(values):
+        if value not in known:
+            raise UsageError(f"Label {where(row)}: {unknown('class', str(value), classes)}")
+    return [known[value] for value in values]
+
+
 def is_text(data: Any) -> bool:
-    """Whether targets are names of classes: an array or a list of text."""
+    """Return whether targets are names of classes: an array or a list of text."""
     if isinstance(data, list):
         return bool(data) and all(isinstance(value, str) for value in data)
-    kind = getattr(getattr(data, "dtype", None), "kind", None)
     if isinstance(data, torch.Tensor) or not hasattr(data, "__array__"):
         return False
-    if kind in ("U", "T"):
+    if getattr(getattr(data, "dtype", None), "kind", None) in ("U", "T"):
         return True
     array = np.asarray(data)
     return array.dtype.kind in "UTO" and array.ndim == 1 and len(array) > 0 and all(isinstance(value, str) for value in array)
 
 
 def indices(values: Array, classes: Sequence[str], opened: Opened, piece: int) -> Array:
-    """The numbers of the classes that a column of text names."""
-    known = {name: place for place, name in enumerate(classes)}
-    for row, value in enumerate(values):
-        if value not in known:
-            file, row = opened.place(piece, row)
-            wrong = unknown("class", str(value), classes)
-            raise UsageError(f"Label {opened.label!r} in row {row} of {file}: {wrong}")
-    return np.array([known[value] for value in values], dtype=np.int64)
+    """Return the class numbers of a column of class names."""
+
+    def where(row: int) -> str:
+        file, row = opened.locate(piece, row)
+        return f"{opened.label!r} in row {row} of {file}"
+
+    return np.array(_numbers(values, classes, where), dtype=np.int64)
 
 
-def look_at_labels(opened: Opened, classes: tuple[str, ...] | None, as_classes: bool | None = None) -> Labels:
-    """What the labels are, and the names of their classes: all of them are looked at, since one alone can decide it.
+def with_labels(opened: Opened, classes: tuple[str, ...] | None, as_classes: bool | None = None) -> Opened:
+    """Return the table with the kind of its labels and their classes. All labels are read, because a single one can decide.
 
-    ``as_classes`` says whether floats that are whole are numbers of classes; None: where they look it.
+    ``as_classes`` tells whether whole floats are class numbers; None: only if they are exactly 0, 1, ..., K - 1.
     """
     assert opened.label is not None
     names: Counter[Any] = Counter()
     numbers: Counter[Any] = Counter()
     whole, typed = True, opened.fitted is not None or not opened.columns[opened.label].whole
     floats = flat = False
-    seen = 0
+    done = 0
     for piece, length in enumerate(opened.lengths):
         if not length:
             continue
-        if opened.fitted is None:
-            values = opened.raw(piece, [opened.label])[opened.label]
-        else:
-            values = opened.transformed(piece)[opened.label]
-        seen += length
-        progress.tell(f"looking at the labels of {opened.table.name}", seen, len(opened))
+        columns = opened.raw(piece, [opened.label]) if opened.fitted is None else opened.transformed(piece)
+        values = columns[opened.label]
+        done += length
+        progress.report(f"looking at the labels of {opened.table.name}", done, len(opened))
         if values.dtype == TEXT:
             if "" in values:
-                file, row = opened.place(piece, int(np.argmax(values == "")))
+                file, row = opened.locate(piece, int(np.argmax(values == "")))
                 raise UsageError(f"The label {opened.label!r} is missing in row {row} of {file}: leave such rows out.")
             if classes is not None:
                 indices(values, classes, opened, piece)
@@ -145,7 +135,7 @@ def look_at_labels(opened: Opened, classes: tuple[str, ...] | None, as_classes: 
         if values.dtype.kind == "f":
             bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
             if bad.any() and not opened.table.transforms:
-                file, row = opened.place(piece, int(bad.argmax()))
+                file, row = opened.locate(piece, int(bad.argmax()))
                 raise UsageError(f"The label {opened.label!r} is NaN or infinite in row {row} of {file}: leave such rows out.")
             whole = whole and bool((values == np.floor(values)).all()) and bool((np.abs(values) < 2**53).all())
             floats = floats or typed
@@ -154,13 +144,13 @@ def look_at_labels(opened: Opened, classes: tuple[str, ...] | None, as_classes: 
             found, counts = np.unique(values, return_counts=True)
             numbers.update(dict(zip(found.astype(np.int64).tolist(), counts.tolist(), strict=True)))
     if names:
-        return Labels(Label.TEXT, classes or tuple(sorted(names)), names)
+        return replace(opened, kind=Label.TEXT, classes=classes or tuple(sorted(names)), counts=names)
     if floats and flat and whole:
-        whole = are_numbered(numbers) if as_classes is None else as_classes
+        whole = _are_class_numbers(numbers) if as_classes is None else as_classes
     elif floats:
-        # Several targets in a row keep their type where the loss takes numbers.
+        # Several targets per row keep their type if the loss takes numbers.
         whole = whole and as_classes is not False
     counted = numbers if whole and flat and len(numbers) <= COUNTED else None
-    return Labels(
-        Label.WHOLE if whole else Label.REAL, classes, counted, said(len(numbers)) if floats and whole and flat else None
-    )
+    notes = (*opened.notes, _float_note(len(numbers))) if floats and whole and flat else opened.notes
+    kind = Label.WHOLE if whole else Label.REAL
+    return replace(opened, kind=kind, classes=classes or opened.classes, counts=counted, notes=notes)

@@ -1,4 +1,4 @@
-"""Who works on which mini-batch: each is leased to one worker and retired by the commit that holds it."""
+"""Leases of mini-batches: each is leased to one worker, and retired when the commit that used it is applied."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paragrad.types import Batches
 
 
 class Leases:
-    """Every position of the stream is in exactly one place: not dealt yet, returned, leased to a worker, or retired.
+    """State of every position of the stream: not leased yet, returned, leased to one worker, or retired.
 
-    *Dealt*: position k of an epoch belongs to worker k mod n, so that the k-th mini-batches of all workers
-    are together one large batch of the epoch. *Stolen*: whoever asks takes the next one.
+    *Dealt*: position k of an epoch belongs to worker k mod n, so the k-th mini-batches of all workers form one large batch.
+    *Stolen*: a worker that asks takes the next position.
     """
 
     def __init__(self, *, batches: int, epochs: int, workers: int, stolen: bool = False) -> None:
@@ -26,64 +26,69 @@ class Leases:
         self._columns = 1 if stolen else workers
         self._rounds = -(-batches // self._columns)
         self._cursors = [0] * self._columns
-        self._held: list[list[int]] = [[] for _ in range(workers)]
+        self._leased: list[list[int]] = [[] for _ in range(workers)]
         self._returned: list[list[int]] = [[] for _ in range(workers)]
-        self._orphans: list[int] = []
-        self._loose = 0
-        """How many positions have been returned and not been taken again."""
+        self._abandoned: list[int] = []
+        self._returned_count = 0
+        """Number of returned positions that no worker has taken again."""
 
     @property
     def floor(self) -> int:
-        """The lowest position that is not retired yet; ``total`` where all are."""
+        """Lowest position that is not retired; ``total`` if all are."""
         ahead = [position for column in range(self._columns) if (position := self._next(column)) is not None]
-        lists = (ahead, *self._held, *self._returned)
+        lists = (ahead, *self._leased, *self._returned)
         return min((position for positions in lists for position in positions), default=self.total)
 
     def held(self, worker: int) -> Batches:
-        """What this worker has on lease, in the order in which it was given."""
-        return tuple(self._held[worker])
+        """Return the positions leased to this worker, in the order in which it took them."""
+        return tuple(self._leased[worker])
 
     def count(self, worker: int) -> int:
-        """How many this worker has on lease."""
-        return len(self._held[worker])
+        """Return the number of positions leased to this worker."""
+        return len(self._leased[worker])
 
     def remain(self, worker: int) -> bool:
-        """Whether this worker holds, or can still be given, anything."""
-        if self._held[worker] or (self._loose and any(self._returned[source] for source in self._sources(worker))):
+        """Return whether this worker has leases or can still take some."""
+        if self._leased[worker] or (self._returned_count and any(self._returned[source] for source in self._sources(worker))):
             return True
         return any(self._next(column) is not None for column in self._shares(worker))
 
     def take(self, worker: int, count: int, *, aligned: bool = False) -> Batches:
         """Lease up to ``count`` further mini-batches to a worker.
 
-        ``aligned`` counts places in the table of rounds instead: at the end of an epoch that does not
-        divide evenly a worker may then get fewer, or none, and sits that round out.
+        With ``aligned``, ``count`` is a number of rounds. In the last round of an epoch, which may be incomplete, a worker
+        may then get no mini-batch and stays idle.
         """
-        taken = self._take_returned(worker, count) if self._loose else []
+        taken: list[int] = []
+        if self._returned_count:
+            for source in self._sources(worker):
+                room = count - len(taken)
+                taken += self._returned[source][:room]
+                self._returned[source] = self._returned[source][room:]
+            self._returned_count -= len(taken)
         if not (aligned and taken):
             for column in self._shares(worker):
                 while len(taken) < count and (position := self._next(column)) is not None:
-                    here = self._cursors[column]
-                    if aligned and position != self._at(column, here):
+                    if aligned and position != self._at(column, self._cursors[column]):
                         self._cursors[column] += 1
                         count -= 1
                         continue
                     self._cursors[column] = self._round_of(position) + 1
                     taken.append(position)
-        self._held[worker] += taken
+        self._leased[worker] += taken
         return tuple(taken)
 
     def retire(self, worker: int, batches: Batches) -> None:
-        """An applied commit used these."""
-        held = self._held[worker]
+        """Mark mini-batches as used by an applied commit. Raise if one is not leased to the worker."""
+        held = self._leased[worker]
         if len(batches) == 1 and batches[0] in held:
             held.remove(batches[0])
             self.used += 1
             return
-        strange = sorted(set(batches).difference(held))
-        if strange:
+        unleased = set(batches).difference(held)
+        if unleased:
             raise UsageError(
-                f"Worker {worker} committed mini-batch {strange[0]}, which is not leased to it: use leased ones only."
+                f"Worker {worker} committed mini-batch {min(unleased)}, which is not leased to it: use leased ones only."
             )
         if len(set(batches)) < len(batches):
             raise UsageError(f"Worker {worker} committed a mini-batch twice, in {batches}: name each once.")
@@ -92,25 +97,25 @@ class Leases:
         self.used += len(batches)
 
     def give_back(self, worker: int, keep: Batches = ()) -> None:
-        """The worker is gone, or its commit was not applied: its leases are to be done again, but for those to ``keep``."""
-        back = [position for position in self._held[worker] if position not in keep]
+        """Return a worker's leases to be trained on again, except those to ``keep``: it is lost, or its commit was rejected."""
+        back = [position for position in self._leased[worker] if position not in keep]
         self._returned[worker] = sorted(self._returned[worker] + back)
-        self._loose += len(back)
-        self._held[worker] = [position for position in self._held[worker] if position in keep]
+        self._returned_count += len(back)
+        self._leased[worker] = [position for position in self._leased[worker] if position in keep]
 
     def abandon(self, worker: int, keep: Batches = ()) -> None:
-        """The worker will not be replaced: others take over its leases and its share."""
+        """Let the others take over the leases and the share of a worker that will not be replaced."""
         self.give_back(worker, keep)
-        if not self.stolen and worker not in self._orphans:
-            self._orphans.append(worker)
+        if not self.stolen and worker not in self._abandoned:
+            self._abandoned.append(worker)
 
     def welcome(self, worker: int) -> None:
-        """A worker given up is back: what is left of its share is its own again."""
-        if worker in self._orphans:
-            self._orphans.remove(worker)
+        """Give an abandoned worker that returns the rest of its share back."""
+        if worker in self._abandoned:
+            self._abandoned.remove(worker)
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain numbers, for a checkpoint."""
+        """Return the state as plain numbers, for a checkpoint."""
         return {
             "batches": self.batches,
             "epochs": self.epochs,
@@ -118,54 +123,40 @@ class Leases:
             "stolen": self.stolen,
             "used": self.used,
             "cursors": list(self._cursors),
-            "held": [list(h) for h in self._held],
+            "held": [list(h) for h in self._leased],
             "returned": [list(r) for r in self._returned],
-            "orphans": list(self._orphans),
+            "orphans": list(self._abandoned),
         }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Leases:
-        """The inverse of ``state``."""
+        """Return the leases that ``state`` describes."""
         leases = cls(batches=state["batches"], epochs=state["epochs"], workers=state["workers"], stolen=state["stolen"])
         leases.used = state["used"]
         leases._cursors = list(state["cursors"])
-        leases._held = [list(h) for h in state["held"]]
+        leases._leased = [list(h) for h in state["held"]]
         leases._returned = [list(r) for r in state["returned"]]
-        leases._orphans = list(state["orphans"])
-        leases._loose = sum(len(positions) for positions in leases._returned)
+        leases._abandoned = list(state["orphans"])
+        leases._returned_count = sum(len(positions) for positions in leases._returned)
         return leases
 
     def _sources(self, worker: int) -> list[int]:
-        """Whose returned leases this worker may take, its own first."""
-        return [worker, *(range(self.workers) if self.stolen else self._orphans)]
+        """Return the workers whose returned leases this worker may take, itself first."""
+        return [worker, *(range(self.workers) if self.stolen else self._abandoned)]
 
     def _shares(self, worker: int) -> list[int]:
-        """The columns of the table of rounds that this worker may take from, its own first."""
-        return [0] if self.stolen else [worker, *self._orphans]
-
-    def _take_returned(self, worker: int, count: int) -> list[int]:
-        taken: list[int] = []
-        for source in self._sources(worker):
-            room = count - len(taken)
-            taken += self._returned[source][:room]
-            self._returned[source] = self._returned[source][room:]
-        self._loose -= len(taken)
-        return taken
+        """Return the columns of the table of rounds that this worker may take from, its own first."""
+        return [0] if self.stolen else [worker, *self._abandoned]
 
     def _at(self, column: int, round_: int) -> int | None:
         epoch, place = divmod(round_, self._rounds)
         batch = place * self._columns + column
-        return epoch * self.batches + batch if epoch < self.epochs and batch < self.batches else None
+        return epoch * self.batches + batch if batch < self.batches else None
 
     def _round_of(self, position: int) -> int:
         epoch, batch = divmod(position, self.batches)
         return epoch * self._rounds + batch // self._columns
 
     def _next(self, column: int) -> int | None:
-        round_ = self._cursors[column]
-        while round_ < self._rounds * self.epochs:
-            position = self._at(column, round_)
-            if position is not None:
-                return position
-            round_ += 1
-        return None
+        rounds = range(self._cursors[column], self._rounds * self.epochs)
+        return next((position for round_ in rounds if (position := self._at(column, round_)) is not None), None)

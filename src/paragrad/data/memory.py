@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""Memory that this process may still use."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Bytes that are free, or can be made free, for this process: what the machine has, and its control group allows."""
+    """Return the bytes that this process can still allocate, within the limits of the machine and of its control groups."""
     found = []
     with contextlib.suppress(OSError, ValueError):
         lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines() if ":" in line)
         found.append(1024 * int(lines["MemAvailable"].split()[0]))
     for folder in _groups():
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+            with contextlib.suppress(OSError, ValueError):  # without a limit the file holds "max", which is not a number
                 allowed = int((folder / limit).read_text())
-                # What the kernel caches of files counts as used, but is given back when it is needed.
+                # The kernel counts cached files as used, but frees them on demand.
                 found.append(allowed - int((folder / used).read_text()) + _cached(folder))
     return max(0, min(found, default=2**62))
 
 
 def _groups() -> list[Path]:
-    """The control groups that this process is in, from the innermost out."""
+    """Return the control groups of this process, from the innermost outwards."""
     folders = [CGROUPS, CGROUPS / "memory"]
     with contextlib.suppress(OSError):
         for line in GROUP.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Arrays as a table: rows without names of columns get those of the table that a model was trained on."""
+"""Arrays as a table: arrays have no column names, so they get those of the table that a model was trained on."""
 
 from __future__ import annotations
 
@@ -18,34 +18,38 @@ from paragrad.errors import UsageError
 
 
 def are_arrays(data: Any) -> bool:
-    """Whether rows are given as arrays in memory, alone or nested."""
+    """Return whether the rows are arrays in memory, single or nested."""
     rows = data.rows if isinstance(data, Weighted) else data
     return isinstance(rows, TensorDataset | tuple | list | dict | torch.Tensor) or hasattr(rows, "__array__")
 
 
-def named(data: Any, columns: Mapping[str, Any], notes: list[str]) -> Table:
-    """Arrays (x, (x, y), or either with weights) as a table with the ``columns`` of a training, in their order.
+def table_of(data: Any, columns: Mapping[str, Any], notes: list[str]) -> Table:
+    """Return arrays (x, (x, y), or either with weights) as a table with the ``columns`` of a training, in their order.
 
-    ``columns`` has "features" and their "shapes", "label" and "weight". A dict with all features as keys is a table already.
+    ``columns`` has the keys "features", "shapes" (of the features), "label" and "weight". A dict that has all features as
+    keys keeps its columns.
     """
     features = list(columns["features"])
-    rows, weight = (data.rows, data.weight) if isinstance(data, Weighted) else (data, None)
+    rows, weights = (data.rows, data.weight) if isinstance(data, Weighted) else (data, None)
     x, y = _parts(rows, features)
     made = x if isinstance(x, dict) else _columns(_array(x), features, columns["shapes"])
     label = columns["label"] if columns["label"] is not None else _unused(features)
+    weight = columns["weight"]
     if y is not None:
         made = made | {label: _array(y)}
-    there = label if label in made else None
-    if weight is None and columns["weight"] is not None and columns["weight"] not in made and there is not None:
-        notes.append(f"The run was trained with weights ({columns['weight']!r}), but these rows have none: each counts 1.")
-    name = columns["weight"] if columns["weight"] is not None else _unused([*features, label])
-    if weight is not None:
-        made = made | {name: _array(weight)}
-    return Table(made, features=features, label=there, weight=name if name in made and there is not None else None)
+    if weights is not None:
+        weight = weight if weight is not None else _unused([*made, label])
+        made = made | {weight: _array(weights)}
+    if label not in made:
+        return Table(made, features=features)
+    if weight is not None and weight not in made:
+        notes.append(f"The run was trained with weights ({weight!r}), but these rows have none: each row counts 1.")
+        weight = None
+    return Table(made, features=features, label=label, weight=weight)
 
 
 def _parts(rows: Any, features: Sequence[str]) -> tuple[Any, Any]:
-    """Inputs and label; the label is None where there is none, the inputs are a dict where columns come by name."""
+    """Return inputs and label. The label is None if there is none; the inputs are a dict if columns have names."""
     if isinstance(rows, TensorDataset):
         rows = rows.tensors
     if isinstance(rows, dict):
@@ -62,7 +66,7 @@ def _parts(rows: Any, features: Sequence[str]) -> tuple[Any, Any]:
     if isinstance(rows, tuple) or (isinstance(rows, list) and any(hasattr(part, "__array__") for part in rows)):
         if len(rows) not in (1, 2):
             raise UsageError(
-                f"The rows are {len(rows)} arrays, but the run was trained on one table of the columns {_listed(features)}: "
+                f"The rows are {len(rows)} arrays, but the run was trained on one table with the columns {_listed(features)}: "
                 "give x, or (x, y)."
             )
         return rows[0], rows[1] if len(rows) == 2 else None
@@ -70,9 +74,9 @@ def _parts(rows: Any, features: Sequence[str]) -> tuple[Any, Any]:
 
 
 def _columns(x: Array, features: Sequence[str], shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Every feature with its part of x."""
+    """Return every feature with its part of x."""
     if len(features) == 1 and (x.shape[1:] == tuple(shapes[0]) or len(shapes[0]) > 1):
-        return {features[0]: _cleared(x)}
+        return {features[0]: _as_numbers(x)}
     widths = [math.prod(shape) for shape in shapes]
     if x.ndim != 2 or x.shape[1] != sum(widths):
         wrong = f"{x.shape[1]} columns" if x.ndim == 2 else f"the shape {x.shape[1:]} in each row"
@@ -82,7 +86,7 @@ def _columns(x: Array, features: Sequence[str], shapes: Sequence[Sequence[int]])
         )
     ends = np.cumsum(widths)
     return {
-        name: _cleared(x[:, end - width] if not shape else x[:, end - width : end])
+        name: _as_numbers(x[:, end - width] if not shape else x[:, end - width : end])
         for name, shape, width, end in zip(features, shapes, widths, ends, strict=True)
     }
 
@@ -91,16 +95,15 @@ def _array(values: Any) -> Array:
     return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
-def _cleared(column: Array) -> Array:
-    """A column of objects as the numbers that it holds; None is NaN. Text stays text."""
+def _as_numbers(column: Array) -> Array:
+    """Return a column of Python objects as numbers, with None as NaN. A column with text is returned unchanged."""
     if column.dtype != object or any(isinstance(value, str) for value in column.reshape(-1)):
         return column
-    held = column.tolist()
-    return np.asarray(held, dtype=np.float64 if None in held else None)
+    values = column.tolist()
+    return np.asarray(values, dtype=np.float64 if None in values else None)
 
 
 def _unused(names: Sequence[str]) -> str:
-    """A name that no other column has."""
     return next(name for name in chain(["y"], (f"y{number}" for number in count())) if name not in names)
 
 

@@ -1,4 +1,4 @@
-"""Which rows are in which mini-batch: by arithmetic on (seed, epoch), so that whoever asks, whenever, is told the same."""
+"""Plans: the rows of each mini-batch, computed from (seed, epoch), so that every process gets the same at any time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paragrad.errors import UsageError
 Rows = npt.NDArray[np.int64]
 
 BUFFER = 262_144
-"""Rows that are mixed with each other, at least, where rows are read in pieces."""
+"""Default for the least number of rows that are shuffled together when rows are read in pieces."""
 KEPT_BLOCKS = 3
-"""Blocks whose order is kept: a mini-batch may span two, and workers are not all in the same."""
+"""Blocks whose order is cached: a mini-batch may span two blocks, and workers may be in different ones."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The stream of mini-batches of a whole run; a position in it is an epoch and a batch of that epoch.
+    """The stream of mini-batches of a whole run. Each position is one mini-batch of one epoch.
 
-    Batch k of an epoch is rows k·B to (k+1)·B of one permutation by (seed, epoch).
+    Mini-batch k of an epoch has rows k·B to (k+1)·B of a permutation drawn by (seed, epoch).
     """
 
     rows: int
@@ -33,22 +33,20 @@ class Plan:
     _orders: dict[int, Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("rows", "batch_size", "epochs", "seed"):
-            if not isinstance(getattr(self, name), int | np.integer):
-                raise UsageError(f"{name}={getattr(self, name)!r}, but it must be a whole number.")
-        for name in ("rows", "batch_size", "epochs"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}, but it must be at least 1.")
-        if self.seed < 0:
-            raise UsageError(f"seed={self.seed}, but a seed is 0 or more.")
+        for name, least in (("rows", 1), ("batch_size", 1), ("epochs", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer):
+                raise UsageError(f"{name}={value!r}, but it must be a whole number.")
+            if value < least:
+                raise UsageError(f"{name}={value}, but it must be at least {least}.")
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
-        # The permutations stay behind: they are drawn again where they are needed.
+        # The permutations are not pickled: each process draws them again.
         return type(self), tuple(getattr(self, each.name) for each in fields(self) if each.init)
 
     @property
     def batches(self) -> int:
-        """Mini-batches in one epoch, the last short one included."""
+        """Mini-batches per epoch, including a short last one."""
         return -(-self.rows // self.batch_size)
 
     @property
@@ -57,27 +55,27 @@ class Plan:
         return self.batches * self.epochs
 
     def rows_of(self, position: int) -> Rows:
-        """The rows of the mini-batch at a position."""
+        """Return the rows of the mini-batch at a position."""
         epoch, batch = divmod(position, self.batches)
         return self.between(epoch, batch * self.batch_size, min((batch + 1) * self.batch_size, self.rows))
 
     def size_of(self, position: int) -> int:
-        """How many rows the mini-batch at a position has."""
+        """Return the number of rows of the mini-batch at a position."""
         return min(self.batch_size, self.rows - (position % self.batches) * self.batch_size)
 
     def seed_of(self, position: int) -> int:
-        """The seed of every random number drawn while that mini-batch is trained on (dropout, augmentation).
+        """Return the seed for all random numbers drawn during training on that mini-batch (dropout, augmentation).
 
-        It belongs to the batch and not to the worker, so that a batch done again by another worker draws the same.
+        It depends on the mini-batch and not on the worker, so another worker that repeats the mini-batch draws the same.
         """
         return int(np.random.SeedSequence((self.seed, 1, position)).generate_state(1, np.uint64)[0] >> 1)
 
     def between(self, epoch: int, start: int, stop: int) -> Rows:
-        """The rows from ``start`` to ``stop`` in the order of an epoch."""
+        """Return the rows from ``start`` to ``stop`` in the order of an epoch."""
         return self.order(epoch)[start:stop]
 
     def order(self, epoch: int) -> Rows:
-        """All rows in the order of an epoch."""
+        """Return all rows in the order of an epoch."""
         if epoch not in self._orders:
             while len(self._orders) > 1:
                 self._orders.pop(min(self._orders))
@@ -90,7 +88,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class SequentialPlan(Plan):
-    """Rows that come once, in an order of their own: they are numbered on over the epochs, and not shuffled."""
+    """Rows in the order in which they come, numbered consecutively over all epochs."""
 
     def between(self, epoch: int, start: int, stop: int) -> Rows:
         return np.arange(epoch * self.rows + start, epoch * self.rows + stop, dtype=np.int64)
@@ -101,18 +99,18 @@ class SequentialPlan(Plan):
 
 @dataclass(frozen=True)
 class OrderedPlan(Plan):
-    """Rows in the order of a DataLoader: shuffled or not, with or without a last mini-batch that is short."""
+    """Rows in the order of a DataLoader: shuffled or not, with or without a short last mini-batch."""
 
     total: int = 0
-    """Rows that there are; an epoch has ``rows`` of them."""
+    """Rows of the data; an epoch has ``rows`` of them."""
     shuffled: bool = True
 
     @classmethod
     def over(cls, total: int, shuffled: bool, drop_last: bool, *, batch_size: int, epochs: int, seed: int) -> OrderedPlan:
-        """The plan for so many rows."""
+        """Return the plan for ``total`` rows."""
         rows = total - total % batch_size if drop_last else total
         if not rows:
-            raise UsageError(f"drop_last leaves out all {total:,} rows: they are fewer than a mini-batch of {batch_size}.")
+            raise UsageError(f"drop_last leaves out all {total:,} rows: they are fewer than one mini-batch of {batch_size}.")
         return cls(rows, batch_size, epochs, seed, total, shuffled)
 
     def _draw(self, epoch: int) -> Rows:
@@ -123,25 +121,25 @@ class OrderedPlan(Plan):
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The pieces of one epoch in their order, cut into blocks."""
+    """The pieces of one epoch in the order of reading, divided into blocks."""
 
     pieces: Rows
     cuts: Rows
-    """The first piece of each block, and one past the last of all."""
+    """The first piece of each block, and the number of pieces."""
     starts: Rows
-    """The first row of each block in the stream of the epoch, and one past the last of all."""
+    """The first row of each block in the stream of the epoch, and the number of rows."""
 
 
 @dataclass(frozen=True)
 class BlockPlan(Plan):
-    """Rows that are read in pieces: no array as long as the data is ever made.
+    """Rows that are read in pieces, without an array as long as the data.
 
-    The pieces are permuted by (seed, epoch) and gathered into blocks of about ``buffer`` rows, whose rows are permuted by
-    (seed, epoch, block); mini-batches are cut from that stream, so that every row comes once an epoch.
+    The pieces are permuted by (seed, epoch) and grouped into blocks of about ``buffer`` rows. The rows of a block are
+    permuted by (seed, epoch, block). Mini-batches are cut from that stream, so every row comes once per epoch.
     """
 
     lengths: tuple[int, ...] = ()
-    """Rows of each piece; row 0 of the first piece is row 0."""
+    """Rows of each piece; rows are numbered from the first piece on."""
     buffer: int = BUFFER
     _epochs: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False, compare=False)
     _blocks: dict[tuple[int, int], Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -149,23 +147,23 @@ class BlockPlan(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.buffer < 1:
-            raise UsageError(f"buffer={self.buffer}, but at least 1 row must be kept to be mixed.")
-        assert sum(self.lengths) == self.rows, "pieces and rows are not the same number of rows"
+            raise UsageError(f"buffer={self.buffer}, but it must be at least 1 row.")
+        assert sum(self.lengths) == self.rows, "the lengths of the pieces do not add up to the number of rows"
 
     @classmethod
     def over(cls, lengths: Sequence[int], *, batch_size: int, epochs: int, seed: int = 0, buffer: int = BUFFER) -> BlockPlan:
-        """The plan for pieces of these lengths."""
+        """Return the plan for pieces of these lengths."""
         own = tuple(int(length) for length in lengths)
         return cls(sum(own), batch_size, epochs, seed, own, buffer)
 
     @property
     def longest_block(self) -> int:
-        """Rows that a block can have, at most."""
+        """Upper bound of the rows of a block."""
         return min(self.rows, -(-self.rows // self._count) + max(self.lengths))
 
     @property
     def _count(self) -> int:
-        """Blocks in an epoch, about: as many as have at least ``buffer`` rows each."""
+        """Number of blocks per epoch that the plan aims at, so that each has at least ``buffer`` rows."""
         return max(1, self.rows // self.buffer)
 
     def between(self, epoch: int, start: int, stop: int) -> Rows:
@@ -179,7 +177,7 @@ class BlockPlan(Plan):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def pieces_of(self, position: int) -> tuple[int, int]:
-        """The places, in the order of reading over all epochs, of the pieces that the blocks of a mini-batch are made of."""
+        """Return the range of places, in the order of reading over all epochs, that the blocks of a mini-batch consist of."""
         epoch, batch = divmod(min(position, self.positions - 1), self.batches)
         table, before = self._epoch(epoch), epoch * len(self.lengths)
         start = batch * self.batch_size
@@ -188,13 +186,13 @@ class BlockPlan(Plan):
         return before + int(table.cuts[first - 1]), before + int(table.cuts[last])
 
     def piece_at(self, place: int) -> int:
-        """Which piece is read at that place of the order of reading."""
+        """Return the piece that is read at a place in the order of reading."""
         epoch, inside = divmod(place, len(self.lengths))
         return int(self._epoch(epoch).pieces[inside])
 
     @property
     def places(self) -> int:
-        """How many pieces are read in the whole run."""
+        """Number of pieces that are read in the whole run."""
         return len(self.lengths) * self.epochs
 
     def _epoch(self, epoch: int) -> _Epoch:
@@ -205,7 +203,7 @@ class BlockPlan(Plan):
             ends = np.cumsum(np.asarray(self.lengths, dtype=np.int64)[pieces])
             wanted = np.linspace(0, self.rows, self._count + 1).round().astype(np.int64)
             cuts = np.unique(np.searchsorted(ends, wanted[1:], side="left") + 1)
-            # Pieces without rows, at the very end, belong to the last block.
+            # Empty pieces at the end belong to the last block.
             cuts[-1] = len(pieces)
             self._epochs[epoch] = _Epoch(pieces, np.append(0, cuts), np.append(0, ends[cuts - 1]))
         return self._epochs[epoch]

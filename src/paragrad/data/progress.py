@@ -1,4 +1,4 @@
-"""How far the reading of files has come: whoever shows it watches, and is told; nothing is printed here."""
+"""Progress of reading files: reported to a watcher, which shows it. Nothing is printed here."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of one pass over files."""
+    """Progress of one pass over files."""
 
     what: str
-    """What is being done, as a phrase: reading events.csv."""
+    """The current activity, as a phrase: reading events.csv."""
     done: int
     total: int
     unit: Literal["bytes", "rows"]
 
 
-Watcher: TypeAlias = Callable[[Progress], None]
-
-_watcher: ContextVar[Watcher | None] = ContextVar("watcher of reading", default=None)
+_watcher: ContextVar[Callable[[Progress], None] | None] = ContextVar("watcher of reading", default=None)
 
 
 @contextmanager
-def watched(by: Watcher) -> Iterator[None]:
-    """Inside ``with``, every pass over files calls ``by`` as it goes on, in the thread that reads."""
+def watched(by: Callable[[Progress], None]) -> Iterator[None]:
+    """Call ``by`` with the progress of every pass over files inside ``with``, in the thread that reads."""
     token = _watcher.set(by)
     try:
         yield
@@ -35,8 +33,8 @@ def watched(by: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def tell(what: str, done: int, total: int, unit: Literal["bytes", "rows"] = "rows") -> None:
-    """Say how far a pass has come, to whoever watches."""
+def report(what: str, done: int, total: int, unit: Literal["bytes", "rows"] = "rows") -> None:
+    """Report the progress of a pass to the watcher, if there is one."""
     watcher = _watcher.get()
     if watcher is not None:
         watcher(Progress(what, done, total, unit))

@@ -1,4 +1,4 @@
-"""The global generators of random numbers: seeded, read, and put back as they were."""
+"""Seed, save and restore the global random number generators."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def seed_cpu(seed: int) -> None:
 
 
 def states() -> tuple[Any, ...]:
-    """The states of the generators on the CPU."""
+    """Return the states of the generators of the CPU."""
     return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
 
 def restore(states: tuple[Any, ...]) -> None:
-    """The inverse of ``states``."""
+    """Set the generators to the states that ``states`` returned."""
     torch.default_generator.set_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
@@ -39,7 +39,7 @@ def restore(states: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Leave the generators as they were, whatever is drawn inside."""
+    """Restore the generators on exit to their states on entry."""
     before = states()
     try:
         yield

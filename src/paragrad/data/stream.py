@@ -1,14 +1,13 @@
-"""Rows that do not fit into memory: read piece by piece, each once an epoch, mixed in blocks of a bounded size."""
+"""Rows that do not fit into memory: read piece by piece, each once per epoch, and shuffled in blocks of bounded size."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,65 +15,65 @@ import numpy as np
 import torch
 
 from paragrad.data.arena import Arena, picked, private
-from paragrad.data.formats.file import PASSING
+from paragrad.data.formats.file import is_temporary
 from paragrad.data.plan import BUFFER, BlockPlan, Plan, Rows
-from paragrad.data.source import leaves, mapped
+from paragrad.data.source import Arrays, joined, leaves, mapped, row_types
 from paragrad.data.trees import batch_of
 from paragrad.errors import UsageError
 
 BUFFER_BYTES = 64 << 20
-"""Of rows that are wide, fewer are mixed with each other: no more than this."""
+"""Default limit for the bytes of rows that are shuffled together."""
 AHEAD = 2
-"""Pieces that are read while others are trained on."""
+"""Pieces that are read ahead of training."""
 STALLED = 30.0
-"""Seconds after which a read is reported, and again after each further so many."""
+"""Seconds after which a slow read is reported, and the interval of further reports."""
 GIVEN_UP = 900.0
-"""Seconds for which a read that fails is tried again."""
+"""Seconds for which a failing read is retried."""
 SAMPLE = 1_000
-"""Rows that a fingerprint looks at."""
+"""Rows that a fingerprint includes."""
 
 
 @runtime_checkable
 class Pieces(Protocol):
-    """Rows on disk, in pieces that are read at once: row groups of a Parquet file, chunks of an HDF5 one, files.
+    """Rows on disk in pieces, each of which is read at once: row groups of a Parquet file, chunks of an HDF5 file, or files.
 
-    Every process opens files for itself: an object of this kind travels by pickle, and must leave its handles behind.
-    ``name(piece)``, where there is one, says in messages which file it is.
+    Every process opens files itself: the object is pickled, and must leave out its open files. An optional method
+    ``name(piece)`` returns the name of the file for messages.
     """
 
     @property
     def lengths(self) -> Sequence[int]:
-        """How many rows each piece has; 0 is allowed."""
+        """Number of rows of each piece; 0 is allowed."""
 
     def read(self, piece: int) -> Any:
-        """All rows of a piece: tensors or NumPy arrays, nested in tuples and dicts as you like, the target last."""
+        """Return all rows of a piece: tensors or NumPy arrays, nested in tuples and dicts to any depth, the target last."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Of each piece a share of its rows, drawn by (seed, piece): those held out, or the others."""
+    """A share of the rows of each piece, drawn by (seed, piece): the rows that are held out, or the others."""
 
+    # The repr is part of fingerprints: do not rename the fields.
     share: float
     seed: int
     held: bool
 
     def counts(self, lengths: Rows) -> Rows:
-        """How many rows of each piece belong to it."""
+        """Return the number of rows of each piece that belong to the part."""
         ends = np.ceil(np.cumsum(lengths) * self.share - 1e-9).astype(np.int64)
-        held = np.minimum(np.diff(ends, prepend=0), lengths)
-        found: Rows = held if self.held else lengths - held
-        return found
+        held_out: Rows = np.minimum(np.diff(ends, prepend=0), lengths)
+        return held_out if self.held else lengths - held_out
 
     def rows(self, piece: int, length: int, count: int) -> Rows:
-        """Which rows of a piece belong to it, in order."""
+        """Return the rows of a piece that belong to the part, in order."""
         order = np.random.default_rng((self.seed, 2, piece)).permutation(length)
         return np.sort(order[:count] if self.held else order[length - count :])
 
 
 class Streamed:
-    """A source over pieces: any rows can be had, but in the order of its own plan each piece is read once an epoch.
+    """A source over pieces. Any rows can be read, but in the order of its own plan each piece is read once per epoch.
 
-    buffer    rows that are mixed with each other, at least; by default 262,144, or as many as fit into 64 MiB
+    buffer    least number of rows that are shuffled together; by default 262,144, or as many as fit into 64 MiB
     stalled   seconds after which a read that hangs is reported
     """
 
@@ -92,19 +91,19 @@ class Streamed:
         if not self._length:
             raise UsageError(f"The {len(self._whole):,} pieces of {type(pieces).__name__} have no rows.")
         if buffer is not None and buffer < 1:
-            raise UsageError(f"buffer={buffer}, but at least 1 row must be kept to be mixed.")
+            raise UsageError(f"buffer={buffer}, but it must be at least 1 row.")
         self._row: Any = None
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """What belongs to one process."""
+    def _reset(self) -> None:
+        """Reset the state that belongs to one process."""
         self.report: Callable[[str], None] = _to_stderr
         self._arena: Arena | None = None
         self._planned: BlockPlan | None = None
         self._next = 0
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: dict[int, Future[Any]] = {}
-        self._said: deque[str] = deque()
+        self._messages: deque[str] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("pieces", "buffer", "stalled", "part", "lengths", "starts", "_whole", "_length", "_row")
@@ -112,12 +111,10 @@ class Streamed:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
     def __len__(self) -> int:
         return self._length
-
-    # -- what it is made of -----------------------------------------------------------------------------------------
 
     @property
     def longest(self) -> int:
@@ -126,7 +123,7 @@ class Streamed:
 
     @property
     def row(self) -> Any:
-        """One row, to tell what rows are made of."""
+        """One row, which shows nesting, shapes and types."""
         if self._row is None:
             self._row = mapped(self.load(int(np.argmax(self.lengths > 0))), lambda leaf: leaf[:1].clone())
         return self._row
@@ -137,26 +134,26 @@ class Streamed:
         return sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.row))
 
     def plan(self, *, batch_size: int, epochs: int, seed: int) -> BlockPlan:
-        """In which order its rows are to be trained on."""
+        """Return the order in which to train on its rows."""
         buffer = self.buffer or min(BUFFER, max(1, BUFFER_BYTES // self.row_bytes))
-        # A mini-batch then lies in two blocks at most.
+        # A mini-batch then spans at most two blocks.
         buffer = max(buffer, int(batch_size))
         return BlockPlan.over(self.lengths.tolist(), batch_size=batch_size, epochs=epochs, seed=seed, buffer=buffer)
 
     def hold_out(self, share: float, seed: int) -> tuple[Streamed, Streamed]:
-        """The rows to train on, and those held out."""
-        made = [
+        """Return the rows to train on, and the rows that are held out."""
+        train, held_out = (
             Streamed(self.pieces, buffer=self.buffer, stalled=self.stalled, part=Part(share, seed, held))
             for held in (False, True)
-        ]
-        return made[0], made[1]
+        )
+        return train, held_out
 
     def example(self, rows: int) -> Any:
-        """So many rows like those that will come, to warm up on."""
+        """Return a mini-batch of ``rows`` typical rows, to warm up on."""
         return mapped(self.row, lambda leaf: leaf.expand(rows, *leaf.shape[1:]).clone())
 
     def fingerprint(self) -> str:
-        """A short text that changes with the data: the lengths of all pieces, and the first rows."""
+        """Return a short text that changes with the data: a hash of the lengths of all pieces and of the first rows."""
         found = hashlib.sha256(self.lengths.tobytes())
         found.update(repr((self.buffer, self.part)).encode())
         rows = np.arange(min(SAMPLE, int(self.lengths[np.argmax(self.lengths > 0)])), dtype=np.int64)
@@ -166,20 +163,18 @@ class Streamed:
         return found.hexdigest()[:16]
 
     def name(self, piece: int) -> str:
-        """A piece in words."""
+        """Return the name of a piece for messages."""
         named = getattr(self.pieces, "name", None)
         return str(named(piece)) if callable(named) else f"piece {piece} of {type(self.pieces).__name__}"
 
-    # -- rows -------------------------------------------------------------------------------------------------------
-
     def batch(self, rows: Rows) -> Any:
-        """These rows, in this order, as one mini-batch; pieces that are not at hand are read."""
+        """Return these rows, in this order, as one mini-batch. Pieces that are not in memory are read."""
         if self._arena is None:
             self._arena = self._make_arena(2 * self.longest)
         return self._gather(rows)
 
     def at(self, plan: Plan, position: int) -> Any:
-        """The mini-batch at a position; what comes after it is read meanwhile."""
+        """Return the mini-batch at a position, and start to read the following pieces."""
         rows = plan.rows_of(position)
         if not isinstance(plan, BlockPlan):
             return self.batch(rows)
@@ -187,11 +182,11 @@ class Streamed:
             self._planned, self._next = plan, 0
             self._arena = self._make_arena(2 * plan.longest_block + 2 * self.longest)
         batch = self._gather(rows)
-        self._look_ahead(plan, position)
+        self._read_ahead(plan, position)
         return batch
 
     def located(self, rows: Rows) -> tuple[Rows, Rows]:
-        """The piece of each row, and its place in it."""
+        """Return the piece of each row, and its number in that piece."""
         pieces = np.searchsorted(self.starts, rows, side="right") - 1
         return pieces, rows - self.starts[pieces]
 
@@ -206,7 +201,7 @@ class Streamed:
         return batch if batch is not None else self.gather_missing(pieces, inside, self._arena)
 
     def gather_missing(self, pieces: Rows, inside: Rows, arena: Arena, *, keep: bool = True) -> Any:
-        """Rows of pieces of which some are in the arena; the others are read, and kept there if ``keep``."""
+        """Return rows of pieces of which some are not in the arena. Read those, and put them there if ``keep``."""
         out = mapped(self.row, lambda leaf: torch.empty((len(pieces), *leaf.shape[1:]), dtype=leaf.dtype))
         for piece in np.unique(pieces).tolist():
             mine = np.flatnonzero(pieces == piece)
@@ -220,38 +215,40 @@ class Streamed:
                 room[torch.from_numpy(mine)] = leaf
         return out
 
-    # -- reading ----------------------------------------------------------------------------------------------------
-
     def load(self, piece: int) -> Any:
-        """All rows of a piece. A read that hangs, or fails for the moment, is waited for and reported."""
+        """Return all rows of a piece. Wait for a read that hangs or is retried, and report it."""
         future = self._fetch(piece)
         del self._ahead[piece]
-        began, told = time.monotonic(), 1
+        began, reports = time.monotonic(), 1
         while True:
-            done = _wait(future, min(self.stalled, 0.5))
-            while self._said:
-                self.report(self._said.popleft())
+            done = wait([future], timeout=min(self.stalled, 0.5)).done
+            while self._messages:
+                self.report(self._messages.popleft())
             if done:
                 return future.result()
             waited = time.monotonic() - began
-            if waited >= told * self.stalled:
-                told += 1
-                self.report(f"Reading {self.name(piece)} has taken {waited:.0f} s: it is waited for.")
+            if waited >= reports * self.stalled:
+                reports += 1
+                self.report(f"Still reading {self.name(piece)} after {waited:.0f} s: waiting.")
+
+    def all(self) -> Arrays:
+        """Return all rows in memory."""
+        return Arrays(joined([self.load(piece) for piece in np.flatnonzero(self.lengths).tolist()]))
 
     def _fetch(self, piece: int) -> Future[Any]:
-        """Begin to read a piece. One thread reads them all: not every library can bear two."""
+        """Start to read a piece. One thread reads all pieces, because not every library is thread-safe."""
         if piece not in self._ahead:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="paragrad-read")
             self._ahead[piece] = self._thread.submit(self._read, piece)
         return self._ahead[piece]
 
-    def _look_ahead(self, plan: BlockPlan, position: int) -> None:
+    def _read_ahead(self, plan: BlockPlan, position: int) -> None:
         assert self._arena is not None
         for piece in [piece for piece, future in self._ahead.items() if future.done()]:
             self._arena.put(piece, self.load(piece))
         first, end = plan.pieces_of(position)
-        # As many pieces again as the present block has: about the next one.
+        # As many further pieces as the current block has: about the next block.
         end = min(2 * end - first, plan.places)
         self._next = max(self._next, first)
         while len(self._ahead) < AHEAD and self._next < end:
@@ -268,13 +265,12 @@ class Streamed:
             except UsageError:
                 raise
             except Exception as error:
-                passing = isinstance(error, OSError) and _number(error) in PASSING
-                if not passing or time.monotonic() - began > GIVEN_UP:
+                if not is_temporary(error) or time.monotonic() - began > GIVEN_UP:
                     raise UsageError(
-                        f"{self.name(piece)} could not be read ({type(error).__name__}: {error}). Is the file there, and "
-                        "whole? The run can be resumed once it is."
+                        f"{self.name(piece)} could not be read ({type(error).__name__}: {error}). Check that the file exists "
+                        "and is complete, then resume the run."
                     ) from error
-                self._said.append(f"Reading {self.name(piece)} failed ({error}): it is tried again.")
+                self._messages.append(f"Reading {self.name(piece)} failed ({error}). Trying again.")
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
 
@@ -284,31 +280,17 @@ class Streamed:
         for leaf in leaves(tree):
             if len(leaf) != length:
                 raise UsageError(
-                    f"{self.name(piece)} gave {len(leaf):,} rows, but was said to have {length:,}: the file has been changed "
-                    "since the run began. Begin a new run."
+                    f"{self.name(piece)} returned {len(leaf):,} rows, but {length:,} were expected: the file has changed since "
+                    "the run began. Start a new run."
                 )
         if self.part is not None:
             tree = picked(tree, self.part.rows(piece, length, int(self.lengths[piece])))
-        if self._row is not None:
-            forms = [[(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves(each)] for each in (tree, self._row)]
-            if forms[0] != forms[1]:
-                raise UsageError(f"The rows of {self.name(piece)} are {forms[0]}, but those before it were {forms[1]}.")
+        if self._row is not None and row_types(tree) != row_types(self._row):
+            raise UsageError(
+                f"The rows of {self.name(piece)} are {row_types(tree)}, but those before it were {row_types(self._row)}: all "
+                "pieces must have the same shapes and types."
+            )
         return tree
-
-
-def _wait(future: Future[Any], seconds: float) -> bool:
-    """Whether it is done, after so long at most."""
-    from concurrent.futures import wait
-
-    return bool(wait([future], timeout=seconds).done)
-
-
-def _number(error: OSError) -> int | None:
-    """The system's number of an error; libraries hide it in their text."""
-    if error.errno is not None:
-        return error.errno
-    found = re.search(r"errno = (\d+)", str(error))
-    return int(found.group(1)) if found else None
 
 
 def _to_stderr(message: str) -> None:

@@ -1,4 +1,4 @@
-"""Nested arrays, as users give them: every leaf a tensor with one first dimension, and what is wrong with them said by name."""
+"""Nested arrays as users give them: convert every leaf to a tensor, and name the leaf in errors."""
 
 from __future__ import annotations
 
@@ -10,48 +10,44 @@ import numpy as np
 import torch
 
 from paragrad.data.labels import Meaning, is_text
-from paragrad.data.source import TARGETS, Arrays, Weighted, leaves, mapped
+from paragrad.data.source import Weighted, find_target, is_whole, leaves, mapped
 from paragrad.errors import UsageError
 
 CHECKED = 65_536
-"""Rows whose finiteness is checked at a time, so that the check needs little memory."""
-
-
-def checked(tree: Any, what: str) -> Arrays:
-    """Tensors as a source, if they can be trained on."""
-    check_rows(tree, what)
-    return Arrays(tree)
+"""Rows that are checked for NaN at a time, so that the check needs little memory."""
+NARROW = {"float64": "float32", "float128": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+"""Types of arrays that are converted."""
 
 
 def batch_of(data: Any, what: str) -> Any:
-    """One mini-batch, or a piece of a file, converted and checked as arrays are."""
+    """Convert and check one mini-batch, or one piece of a file, like arrays."""
     tree = as_tree(data, what)
     check_rows(tree, what)
     return tree
 
 
 def as_tree(data: Any, what: str, meaning: Meaning | None = None) -> Any:
-    """The same nesting with every array a tensor that has rows; with a ``meaning``, targets are taken as it says."""
+    """Return the same nesting with every array a tensor with rows. ``meaning`` tells how to read the targets."""
     if isinstance(data, Weighted):
         return Weighted(as_tree(data.rows, what, meaning), _weights(data.weight, what))
     if meaning is not None:
-        data = _named_classes(data, what, meaning)
+        data = _number_classes(data, what, meaning)
     tree = converted(data, what)
     if not leaves(tree):
         raise UsageError(f"{what} is empty: give at least one array.")
     labels = as_labels if meaning is None else lambda leaf: meaning.of_numbers(as_labels(leaf))
     if isinstance(tree, dict):
-        target = next((key for key in TARGETS if key in tree), None)  # a loss of (model, batch) may do without
+        target = find_target(tree)  # None is allowed: a loss of (model, batch) may need no target
         return {key: mapped(value, labels) if key == target else value for key, value in tree.items()}
     if isinstance(tree, tuple):
         return tree[0] if len(tree) == 1 else (*tree[:-1], mapped(tree[-1], labels))
     return tree
 
 
-def _named_classes(data: Any, what: str, meaning: Meaning) -> Any:
-    """The same with targets that are text as the numbers of the classes that they name."""
+def _number_classes(data: Any, what: str, meaning: Meaning) -> Any:
+    """Return the data with class names in the target replaced by class numbers."""
     if isinstance(data, dict):
-        key = next((name for name in TARGETS if name in data), None)
+        key = find_target(data)
         if key is not None and is_text(data[key]):
             return {**data, key: meaning.of_text(np.asarray(data[key]), f"{what}[{key!r}]")}
     elif isinstance(data, tuple | list) and len(data) > 1 and is_text(data[-1]):
@@ -60,7 +56,7 @@ def _named_classes(data: Any, what: str, meaning: Meaning) -> Any:
 
 
 def as_inputs(tree: Any, notes: list[str], name: str) -> Any:
-    """The same with inputs that are bytes as float32, as files are read: images from 0 to 1, other numbers as they are."""
+    """Return the tree with inputs of bytes as float32, like those of files: images from 0 to 1, other numbers unscaled."""
 
     def as_floats(leaf: torch.Tensor) -> torch.Tensor:
         if leaf.dtype != torch.uint8:
@@ -68,14 +64,14 @@ def as_inputs(tree: Any, notes: list[str], name: str) -> Any:
         if leaf.ndim < 3:
             return leaf.float()
         notes.append(f"The images of {name} are bytes: they are scaled to float32 from 0 to 1.")
-        # In float32 and by NumPy, as the same bytes in a file.
+        # NumPy in float32 gives the same bits as for bytes in a file.
         return torch.from_numpy(np.divide(leaf.numpy(), np.float32(255), dtype=np.float32))
 
     if isinstance(tree, Weighted):
         return Weighted(as_inputs(tree.rows, notes, name), tree.weight)
     if isinstance(tree, dict):
-        key = next((key for key in TARGETS if key in tree), None)
-        return {field: value if field == key else mapped(value, as_floats) for field, value in tree.items()}
+        target = find_target(tree)
+        return {key: value if key == target else mapped(value, as_floats) for key, value in tree.items()}
     if isinstance(tree, tuple):
         return (*(mapped(value, as_floats) for value in tree[:-1]), tree[-1])
     return mapped(tree, as_floats)
@@ -84,19 +80,19 @@ def as_inputs(tree: Any, notes: list[str], name: str) -> Any:
 def _weights(data: Any, what: str) -> torch.Tensor:
     weight = converted(data, f"{what}.weight")
     if not isinstance(weight, torch.Tensor) or weight.ndim != 1:
-        raise UsageError(f"{what}.weight must be one array with a number for each row.")
+        raise UsageError(f"{what}.weight must be one array with one number per row.")
     return weight.float()
 
 
 def converted(data: Any, where: str) -> Any:
-    """The same nesting with every array a tensor."""
+    """Return the same nesting with every array as a tensor."""
     if isinstance(data, dict):
         return {key: converted(value, f"{where}[{key!r}]") for key, value in data.items()}
     if isinstance(data, tuple) or (isinstance(data, list) and _holds_arrays(data)):
         return tuple(converted(value, f"{where}[{index}]") for index, value in enumerate(data))
     leaf = data.detach().cpu() if isinstance(data, torch.Tensor) else _tensor(_array(data, where), where)
     if not leaf.ndim:
-        raise UsageError(f"{where} is a single number, but an array needs one row for each example.")
+        raise UsageError(f"{where} is a single number, but it must be an array with one row per example.")
     return leaf
 
 
@@ -109,12 +105,8 @@ def _holds_arrays(values: list[Any]) -> bool:
 
 def _array(data: Any, where: str) -> np.ndarray[Any, Any]:
     if isinstance(data, np.ma.MaskedArray):
-        raise UsageError(f"{where} is a masked array, whose mask would be lost: fill it, as by {where}.filled(0).")
-    if (
-        data is None
-        or isinstance(data, str | bytes)
-        or not (isinstance(data, list | int | float) or hasattr(data, "__array__"))
-    ):
+        raise UsageError(f"{where} is a masked array, and its mask would be lost: fill it, as by {where}.filled(0).")
+    if isinstance(data, str | bytes) or not (isinstance(data, list | int | float) or hasattr(data, "__array__")):
         raise UsageError(f"{where} is a {type(data).__name__}, but it must be a NumPy array or a torch tensor.")
     try:
         return np.asarray(data)
@@ -125,49 +117,47 @@ def _array(data: Any, where: str) -> np.ndarray[Any, Any]:
 def _tensor(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
     if array.dtype.kind not in "biufc":
         raise UsageError(
-            f"{where} is of type {array.dtype}, but only numbers can be trained on: turn it into numbers of one type, "
+            f"{where} is of type {array.dtype}, but a model can be trained on numbers only: convert it to numbers of one type, "
             "as by .astype('float32')."
         )
-    narrow = {"float64": "float32", "float128": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
     name = array.dtype.newbyteorder("=").name
-    array = np.asarray(array, dtype=narrow.get(name, name))
+    array = np.asarray(array, dtype=NARROW.get(name, name))
     if array.ndim:
         array = np.ascontiguousarray(array)
     with warnings.catch_warnings():
-        # torch warns that a read-only array must not be written to; sources are only read.
+        # torch warns about writing to a read-only array, but sources are only read.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
         return torch.from_numpy(array)
 
 
 def as_labels(leaf: torch.Tensor) -> torch.Tensor:
-    """Whole-number targets as int64."""
-    return leaf if leaf.is_floating_point() or leaf.is_complex() else leaf.to(torch.int64)
+    """Return whole-number targets as int64, others unchanged."""
+    return leaf.to(torch.int64) if is_whole(leaf) else leaf
 
 
-def named(tree: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every leaf with the words that lead to it."""
+def named_leaves(tree: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every leaf with its name, such as data[0]['x']."""
     if isinstance(tree, Weighted):
-        yield from named(tree.rows, where)
+        yield from named_leaves(tree.rows, where)
         yield f"{where}.weight", tree.weight
-        return
-    if isinstance(tree, dict):
+    elif isinstance(tree, dict):
         for key, value in tree.items():
-            yield from named(value, f"{where}[{key!r}]")
+            yield from named_leaves(value, f"{where}[{key!r}]")
     elif isinstance(tree, tuple | list):
         for index, value in enumerate(tree):
-            yield from named(value, f"{where}[{index}]")
+            yield from named_leaves(value, f"{where}[{index}]")
     else:
         yield where, tree
 
 
 def check_rows(tree: Any, what: str) -> None:
-    """Raise where leaves differ in length, are empty, or hold NaN or infinity."""
+    """Raise if leaves differ in length, are empty, or hold NaN or infinity."""
     first, length = "", -1
-    for where, leaf in named(tree, what):
+    for where, leaf in named_leaves(tree, what):
         if length < 0:
             first, length = where, len(leaf)
         if len(leaf) != length:
-            raise UsageError(f"{first} has {length:,} rows, but {where} has {len(leaf):,}: give each row its target.")
+            raise UsageError(f"{first} has {length:,} rows, but {where} has {len(leaf):,}: give every row its target.")
         if not length:
             raise UsageError(f"{where} has no rows (its shape is {tuple(leaf.shape)}).")
         if not leaf.numel():

@@ -1,4 +1,4 @@
-"""Tables in files and in memory, each format behind one protocol: columns by name, and rows in pieces."""
+"""Tables in files and in memory. Every format has the same interface: columns by name, and rows in pieces."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from paragrad.data.formats.file import File
 from paragrad.errors import UsageError
 
 SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".root": "root",
-    ".npy": "numpy",
-    ".npz": "numpy",
+    ".csv": "csv.Csv",
+    ".tsv": "csv.Csv",
+    ".parquet": "parquet.Parquet",
+    ".pq": "parquet.Parquet",
+    ".h5": "hdf5.Hdf5",
+    ".hdf5": "hdf5.Hdf5",
+    ".root": "root.Root",
+    ".npy": "numpy.Numpy",
+    ".npz": "numpy.Numpy",
 }
-"""The module that reads a file, by how its name ends."""
+"""Module and class that read a file, by the suffix of the file's name."""
 
 
 def open_file(path: Path, tree: str | None = None) -> File:
-    """The table in a file; ``tree`` is the TTree or RNTuple of a ROOT file, or the group of an HDF5 file."""
+    """Return the table in a file. ``tree`` is the TTree or RNTuple of a ROOT file, or the group of an HDF5 file."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UsageError(
             f"{path} ends in {suffix or 'nothing'!r}, but a table is a file that ends in {', '.join(SUFFIXES)}: rename it, or "
-            "write it as one of these."
+            "write it in one of these formats."
         )
     if not path.exists():
-        raise UsageError(f"{path} is not there. Give the path of a file, a glob such as 'data/*.parquet', or a directory.")
-    opened: File = import_module(f"paragrad.data.formats.{SUFFIXES[suffix]}").open_file(path, tree)
+        raise UsageError(f"{path} does not exist. Give the path of a file, a glob such as 'data/*.parquet', or a directory.")
+    module, _, name = SUFFIXES[suffix].partition(".")
+    opened: File = getattr(import_module(f"{__name__}.{module}"), name)(path, tree)
     return opened

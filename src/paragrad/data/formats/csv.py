@@ -1,4 +1,4 @@
-"""CSV: one pass finds where rows begin, then a piece is a range of bytes that is parsed by itself."""
+"""CSV: one pass over the file finds where rows begin. A piece is then a range of bytes that can be parsed alone."""
 
 from __future__ import annotations
 
@@ -12,57 +12,46 @@ import numpy as np
 
 from paragrad.data import progress
 from paragrad.data.formats import arrow
-from paragrad.data.formats.file import ROWS, TEXT, Array, Column, Jagged, first_text
+from paragrad.data.formats.file import ROWS, TEXT, Array, Column, File, Jagged, first_text, is_number
 from paragrad.errors import UsageError
 
 BLOCK = 4 * 2**20
-"""Bytes that are looked at at once."""
+"""Bytes that are scanned at once."""
 MOST = 4 * BLOCK
-"""Bytes after which a piece ends with the block, however few rows it has."""
+"""Bytes after which a piece ends with the block, even if it has few rows."""
 DELIMITERS = ",;\t"
 NEWLINE, RETURN, QUOTE = b'\n\r"'
 NUMBER = np.dtype(np.float64)
 
 
-def open_file(path: Path, tree: str | None) -> Csv:
-    """The table in a CSV file."""
-    return Csv(path)
+class Csv(File):
+    """A CSV file. If the first line has numbers only instead of names, the columns are called 0, 1, 2, ...
 
-
-class Csv:
-    """A CSV file with a line of names, or with numbers only: its columns are then called 0, 1, 2, ...
-
-    A column whose values in the first piece are numbers is float64; any other is text.
+    A column is float64 if all its values in the first piece are numbers, else text. ``tree`` is not used.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        self.aside: dict[str, str] = {}
-        self.index: tuple[str, ...] = ()
+    def __init__(self, path: Path, tree: str | None = None) -> None:
+        super().__init__(str(path))
         try:
             self._names, self._delimiter, begin = _head(self.name)
             lines = _Lines(begin)
             with open(self.name, "rb") as stream:
-                lines.look(stream, self.name)
+                lines.scan(stream, self.name)
         except OSError as error:
             raise UsageError(f"{self.name} cannot be read ({error.strerror}).") from error
         self._cuts, self.lengths, self._broken = tuple(lines.cuts), tuple(lines.lengths), lines.broken
-        self.columns: dict[str, Column] = dict.fromkeys(self._names, Column(NUMBER))
+        self.columns = dict.fromkeys(self._names, Column(NUMBER))
         if self.lengths:
             self.columns = {name: _column(values) for name, values in self._parse(0, self._names, None).items()}
 
     def read(self, piece: int, names: Sequence[str]) -> dict[str, Array | Jagged]:
-        """Some columns of a piece."""
         library = arrow.library()
         types = {TEXT: library.string(), np.dtype(bool): library.bool_(), NUMBER: library.float64()}
         found = self._parse(piece, names, {name: types[self.columns[name].dtype] for name in names})
         return {name: arrow.array_of(found[name], self.columns[name]) for name in names}
 
-    def close(self) -> None:
-        """Nothing stays open."""
-
     def _parse(self, piece: int, names: Sequence[str], types: dict[str, Any] | None) -> dict[str, Any]:
-        """Columns of a piece, of these Arrow types, or of those that fit the values."""
+        """Return columns of a piece as these Arrow types; if None, as types inferred from the values."""
         library = arrow.library()
         with open(self.name, "rb") as stream:
             stream.seek(self._cuts[piece])
@@ -70,22 +59,24 @@ class Csv:
         try:
             table = library.csv.read_csv(
                 library.BufferReader(text),
-                # One block: types are then inferred from all of it.
+                # One block, so that types are inferred from all of it.
                 library.csv.ReadOptions(column_names=self._names, use_threads=False, block_size=len(text) + 1),
                 library.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._broken),
                 library.csv.ConvertOptions(include_columns=list(names), column_types=types),
             )
         except ValueError as error:
             if types is not None:
-                self._name_text(piece, names)
-            said = str(error).strip().partition("\n")[0]
-            raise UsageError(f"{self.name} cannot be read as CSV ({said}). Mend that line, or write the file anew.") from error
+                self._refuse_text(piece, names)
+            reason = str(error).strip().partition("\n")[0]
+            raise UsageError(
+                f"{self.name} cannot be read as CSV ({reason}). Correct that line, or write the file again."
+            ) from error
         if table.num_rows != self.lengths[piece]:
-            raise UsageError(f"{self.name} has changed since it was first looked at, or is no CSV. Begin again.")
+            raise UsageError(f"{self.name} has changed since it was first read, or is not a CSV file. Start again.")
         return {name: table.column(name) for name in names}
 
-    def _name_text(self, piece: int, names: Sequence[str]) -> None:
-        """Raise for the first value of a piece that is no number, in a column of numbers."""
+    def _refuse_text(self, piece: int, names: Sequence[str]) -> None:
+        """Raise if a column of numbers has another value in this piece, and name the first one."""
         library = arrow.library()
         for name in names:
             if self.columns[name].dtype == TEXT or _column(self._parse(piece, [name], None)[name]).dtype != TEXT:
@@ -94,21 +85,21 @@ class Csv:
             place = first_text(np.array([value or "nan" for value in values], dtype=object))
             raise UsageError(
                 f"Column {name!r} of {self.name} holds numbers, but {values[place]!r} in row "
-                f"{sum(self.lengths[:piece]) + place}. Put a number there, or nothing where it is missing."
+                f"{sum(self.lengths[:piece]) + place}. Put a number there, or leave it empty if it is missing."
             )
 
 
 def _column(values: Any) -> Column:
     found = arrow.column_of(values.type)
-    if found is None or found.dtype == TEXT:
-        return Column(TEXT)  # a date is text to us, too
-    if found.dtype == bool:
-        return Column(np.dtype(bool))
+    if found is None:
+        return Column(TEXT)  # a date, for example
+    if found.dtype in (TEXT, bool):
+        return found
     return Column(NUMBER, whole=arrow.library().types.is_integer(values.type))
 
 
 def _head(name: str) -> tuple[list[str], str, int]:
-    """The names of the columns, what stands between values, and the byte at which the rows begin."""
+    """Return the names of the columns, the delimiter, and the byte at which the rows begin."""
     with open(name, "rb") as stream:
         start, line = 0, stream.readline(BLOCK)
         while line and not line.strip():
@@ -116,41 +107,33 @@ def _head(name: str) -> tuple[list[str], str, int]:
         try:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise UsageError(f"{name} cannot be read as CSV: its first line is not text. It may be of another kind.") from None
+            raise UsageError(f"{name} cannot be read as CSV: its first line is not text. It may have another format.") from None
         delimiter = max(DELIMITERS, key=text.count)
         names = [value.strip() for value in next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), [])]
-        if names and all(_is_number(value) for value in names):
+        if names and all(is_number(value) for value in names):
             return [str(place) for place in range(len(names))], delimiter, start
         twice = next((value for place, value in enumerate(names) if value in names[:place]), None)
         if twice is not None:
-            raise UsageError(f"{name} has two columns called {twice!r}: give each a name of its own, in the first line.")
+            raise UsageError(f"{name} has two columns called {twice!r}: give each a different name in the first line.")
         return names, delimiter, stream.tell()
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 class _Lines:
-    """Where pieces begin and end, found block by block; empty lines are no rows, line breaks in quotes end none."""
+    """Byte ranges of the pieces. Empty lines are not rows, and a line break in quotes does not end a row."""
 
     def __init__(self, begin: int) -> None:
         self.cuts = [begin]
         self.lengths: list[int] = []
         self.broken = False
-        """Whether a value in quotes holds a line break."""
+        """True if a value in quotes holds a line break."""
         self._line = begin
-        """The byte at which the present line begins."""
+        """First byte of the current line."""
         self._last = 0
         self._rows = 0
         self._quoted = False
 
-    def look(self, stream: Any, name: str) -> None:
-        """Go through the file, which may be of any size."""
+    def scan(self, stream: Any, name: str) -> None:
+        """Scan the file block by block."""
         total = os.fstat(stream.fileno()).st_size
         stream.seek(self._line)
         base = self._line
@@ -158,7 +141,7 @@ class _Lines:
             self._block(np.frombuffer(block, np.uint8), base)
             base += len(block)
             self._last = block[-1]
-            progress.tell(f"looking through {name}", base, total, "bytes")
+            progress.report(f"scanning {name}", base, total, "bytes")
             if self._rows and self._line - self.cuts[-1] >= MOST:
                 self._cut(self._line)
         if base > self._line and not (base == self._line + 1 and self._last == RETURN):

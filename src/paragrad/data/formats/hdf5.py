@@ -1,45 +1,33 @@
-"""HDF5: every dataset of the table's length is a column, and so is every field of a compound type; or a frame of pandas."""
+"""HDF5: a pandas frame, or datasets of one length. Every dataset is a column, and so is every field of a compound type."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paragrad.config.extras import command
-from paragrad.data.formats.file import TEXT, Array, Column, Handle, Jagged, even, refuse, rows_of_a_piece
+from paragrad.data.formats.file import TEXT, Array, Column, File, Jagged, even, refuse, rows_of_a_piece, usual_length
 from paragrad.data.formats.pytables import Place, Stored, frame_in
 from paragrad.errors import UsageError, unknown
 
 
-def open_file(path: Path, tree: str | None) -> Hdf5:
-    """The table in an HDF5 file, or in one group of it."""
-    return Hdf5(path, tree)
-
-
-class Hdf5:
-    """An HDF5 file. The table is made of the datasets that have as many rows as most others."""
+class Hdf5(File):
+    """An HDF5 file, or one group of it. The datasets with the most frequent number of rows form the table."""
 
     def __init__(self, path: Path, group: str | None) -> None:
-        self.name = str(path)
+        super().__init__(str(path))
         self._group = group
-        self._handle = Handle(partial(_open, self.name))
-        self.columns: dict[str, Column] = {}
-        self.aside: dict[str, str] = {}
-        self.index: tuple[str, ...] = ()
         self._places: dict[str, Place] = {}
         frame = frame_in(self._root(), self.name)
         if frame is None:
-            self._look()
+            self._add_datasets()
         else:
-            self._take(frame)
+            self._add_frame(frame)
 
-    def _take(self, frame: Stored) -> None:
-        """The columns of a frame of pandas."""
+    def _add_frame(self, frame: Stored) -> None:
         root, chunks, rows = self._root(), 1, 0
         self.aside, self.index = frame.aside, frame.index
         for name, place in frame.columns.items():
@@ -56,16 +44,14 @@ class Hdf5:
             chunks, rows = max(chunks, dataset.chunks[0] if dataset.chunks else 1), len(dataset)
         self._cut(rows, chunks)
 
-    def _look(self) -> None:
-        """Every dataset of the table's length is a column, and so is every field of a compound type."""
+    def _add_datasets(self) -> None:
         found = self._datasets()
-        lengths = Counter(len(dataset) for dataset in found.values() for _ in dataset.dtype.names or (None,))
-        rows = max(lengths, key=lambda length: (lengths[length], length), default=0)
+        rows = usual_length(len(dataset) for dataset in found.values() for _ in dataset.dtype.names or (None,))
         compound = [place for place, dataset in found.items() if dataset.dtype.names and len(dataset) == rows]
         chunks = []
         for place, dataset in found.items():
             if len(dataset) != rows:
-                self.aside[place] = f"it has {len(dataset):,} rows, the table {rows:,}"
+                self.aside[place] = f"it has {len(dataset):,} rows, but the table has {rows:,}"
                 continue
             chunks.append(dataset.chunks[0] if dataset.chunks else 1)
             for field in dataset.dtype.names or (None,):
@@ -74,8 +60,7 @@ class Hdf5:
                 if column is None:
                     self.aside[name] = f"it is of type {dataset.dtype}"
                 else:
-                    self.columns[name] = column
-                    self._places[name] = Place(place, field)
+                    self.columns[name], self._places[name] = column, Place(place, field)
         self._cut(rows, max(chunks, default=1))
 
     def _cut(self, rows: int, chunk: int) -> None:
@@ -84,7 +69,6 @@ class Hdf5:
         self.lengths = even(rows, self._size)
 
     def read(self, piece: int, names: Sequence[str]) -> dict[str, Array | Jagged]:
-        """Some columns of a piece."""
         start = piece * self._size
         root = self._root()
         whole: dict[str, Array] = {}
@@ -101,15 +85,21 @@ class Hdf5:
             refuse(self.name, "HDF5", error)
         return found
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._handle.close()
+    def _open(self) -> Any:
+        try:
+            import h5py
+        except ImportError:
+            raise UsageError(f"h5py, which reads {self.name}, is not installed: {command('hdf5')}") from None
+        try:
+            return h5py.File(self.name, "r", locking=False)
+        except OSError as error:
+            refuse(self.name, "HDF5", error)
 
     def _root(self) -> Any:
-        file = self._handle.get()
+        file = self._file()
         if self._group is None:
             return file
-        if self._group not in file:
+        if self._group not in file or not hasattr(file[self._group], "keys"):
             raise unknown(f"group in {self.name}:", self._group, [key for key, value in file.items() if hasattr(value, "keys")])
         return file[self._group]
 
@@ -128,17 +118,6 @@ class Hdf5:
             return {root.name.rpartition("/")[2]: root} if root.shape else {}
         root.visititems(keep)
         return found
-
-
-def _open(name: str) -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise UsageError(f"{name} is read by h5py, which is missing: {command('hdf5')}") from None
-    try:
-        return h5py.File(name, "r", locking=False)
-    except OSError as error:
-        refuse(name, "HDF5", error)
 
 
 def _column(dtype: Any, shape: tuple[int, ...]) -> Column | None:

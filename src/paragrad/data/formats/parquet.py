@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paragrad.data.formats import arrow
-from paragrad.data.formats.file import Array, Column, Handle, Jagged, gathered, refuse, rows_of_a_piece
+from paragrad.data.formats.file import Array, File, Jagged, gathered, refuse, rows_of_a_piece
 from paragrad.errors import UsageError
 
 
-def open_file(path: Path, tree: str | None) -> Parquet:
-    """The table in a Parquet file."""
-    return Parquet(path)
+class Parquet(File):
+    """A Parquet file. ``tree`` is not used."""
 
-
-class Parquet:
-    """A Parquet file."""
-
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        self._handle = Handle(partial(_open, self.name))
-        file = self._handle.get()
-        self.columns: dict[str, Column] = {}
-        self.aside: dict[str, str] = {}
+    def __init__(self, path: Path, tree: str | None = None) -> None:
+        super().__init__(str(path))
+        file = self._file()
         self.index = arrow.index_of(file.schema_arrow.metadata)
         for field in file.schema_arrow:
             column = arrow.column_of(field.type)
@@ -38,9 +29,8 @@ class Parquet:
         self.lengths = tuple(sum(sizes[group] for group in groups) for groups in self._groups)
 
     def read(self, piece: int, names: Sequence[str]) -> dict[str, Array | Jagged]:
-        """Some columns of a piece."""
         try:
-            found = self._handle.get().read_row_groups(list(self._groups[piece]), columns=list(names), use_threads=False)
+            found = self._file().read_row_groups(list(self._groups[piece]), columns=list(names), use_threads=False)
         except (OSError, ValueError) as error:
             refuse(self.name, "Parquet", error)
         for name in names:
@@ -49,14 +39,9 @@ class Parquet:
                 raise UsageError(f"Column {name!r} of {self.name} has no value in row {row}: leave such rows out.")
         return {name: arrow.array_of(found.column(name), self.columns[name]) for name in names}
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._handle.close()
-
-
-def _open(name: str) -> Any:
-    library = arrow.library()
-    try:
-        return library.parquet.ParquetFile(name)
-    except (OSError, ValueError) as error:
-        refuse(name, "Parquet", error)
+    def _open(self) -> Any:
+        library = arrow.library()
+        try:
+            return library.parquet.ParquetFile(self.name)
+        except (OSError, ValueError) as error:
+            refuse(self.name, "Parquet", error)

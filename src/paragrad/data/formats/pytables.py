@@ -1,4 +1,4 @@
-"""What pandas writes into HDF5 (``to_hdf``): which columns of which datasets a frame is made of, and which are its index."""
+"""Frames that pandas wrote into HDF5 (``to_hdf``): the datasets of their columns, and the columns of their index."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from paragrad.errors import UsageError
 
 KINDS = ("frame_table", "frame")
-"""What pandas calls format="table" and format="fixed"."""
+"""Names that pandas gives to format="table" and format="fixed"."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the values of a column are: a dataset, a field of its compound type, a position in each row."""
+    """Location of the values of a column: a dataset, a field of its compound type, a position in each row."""
 
     dataset: str
     field: str | None = None
@@ -32,19 +32,19 @@ class Stored:
 
 
 def frame_in(root: Any, name: str) -> Stored | None:
-    """The frame in a file or a group of it; None where pandas has written none."""
+    """Return the frame in a file or in one of its groups; None if pandas wrote none."""
     found: list[tuple[str, Any]] = [("", root)] if _kind(root) in KINDS else []
 
-    def look(place: str, thing: Any) -> None:
+    def visit(place: str, thing: Any) -> None:
         if _kind(thing) in KINDS:
             found.append((f"{place}/", thing))
 
     if hasattr(root, "visititems"):
-        root.visititems(look)
+        root.visititems(visit)
     if len(found) > 1:
         names = [place.rstrip("/") for place, _ in found]
         raise UsageError(
-            f"{name} holds several frames of pandas: {', '.join(names)}. Say which one: --tree {names[0]}, or "
+            f"{name} holds several pandas frames: {', '.join(names)}. Choose one: --tree {names[0]}, or "
             f"pg.Table(..., tree={names[0]!r})."
         )
     if not found:
@@ -58,13 +58,12 @@ def _kind(thing: Any) -> str:
 
 
 def _table(place: str, group: Any) -> Stored:
-    """Rows of one compound type: a field for each column, or one for all columns of a type."""
+    """Return a frame stored as rows of a compound type, with a field per column or one for all columns of a type."""
     table = group["table"]
     index = tuple(str(field) for _, field in _plain(group.attrs["index_cols"]))
     columns: dict[str, Place] = {}
     for field in table.dtype.names:
-        inner = table.dtype[field].shape
-        if not inner:
+        if not table.dtype[field].shape:
             columns[field] = Place(f"{place}table", field)
             continue
         for position, column in enumerate(_plain(table.attrs[f"{field}_kind"])):
@@ -73,7 +72,7 @@ def _table(place: str, group: Any) -> Stored:
 
 
 def _fixed(place: str, group: Any) -> Stored:
-    """A matrix for all columns of a type; text is pickled, which is not read."""
+    """Return a frame stored as one matrix for all columns of a type. Text is pickled and not read."""
     columns = {"index": Place(f"{place}axis1")} if "axis1" in group else {}
     aside: dict[str, str] = {}
     for block in range(int(group.attrs["nblocks"])):
@@ -82,22 +81,21 @@ def _fixed(place: str, group: Any) -> Stored:
             if group[values].ndim == 2:
                 columns[_text(column)] = Place(place + values, None, position)
             else:
-                aside[_text(column)] = "pandas has pickled it: write the frame with format='table'"
+                aside[_text(column)] = "pandas pickled it: write the frame with format='table'"
     order = [_text(column) for column in group["axis0"][()]]
     columns = {name: columns[name] for name in ("index", *order) if name in columns}
     return Stored(columns, ("index",), aside)
 
 
 class _Plain(pickle.Unpickler):
-    """Lists and text alone: what is named in a file is never imported."""
+    """Reads lists and text only: nothing that a file names is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise UsageError(f"The columns of a pandas frame are named by {module}.{name}, which is not read: name them by text.")
+        raise UsageError(f"The columns of a pandas frame are named by {module}.{name}, which is not read: use text as names.")
 
 
 def _plain(value: Any) -> list[Any]:
-    found: list[Any] = _Plain(io.BytesIO(bytes(value))).load()
-    return found
+    return list(_Plain(io.BytesIO(bytes(value))).load())
 
 
 def _text(value: Any) -> str:

@@ -1,25 +1,15 @@
-"""Transformations of columns: declared on a table, fitted on the training part, saved with the run, repeated by prediction."""
+"""Transformations of columns: declared on a table, fitted on the training part, saved with the run, reused in prediction."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from paragrad.config import options
 from paragrad.data.transforms.fitted import Fitted as Fitted
 from paragrad.data.transforms.fitted import fit as fit
 from paragrad.data.transforms.transform import Transform as Transform
-
-if TYPE_CHECKING:
-    from paragrad.data.transforms.categories import LabelIndex as LabelIndex
-    from paragrad.data.transforms.categories import OneHot as OneHot
-    from paragrad.data.transforms.missing import Missing as Missing
-    from paragrad.data.transforms.reshape import Reshape as Reshape
-    from paragrad.data.transforms.scales import Clip as Clip
-    from paragrad.data.transforms.scales import Log as Log
-    from paragrad.data.transforms.scales import MinMax as MinMax
-    from paragrad.data.transforms.scales import Standardise as Standardise
 
 TABLE = {
     "Standardise": "scales",
@@ -31,20 +21,20 @@ TABLE = {
     "LabelIndex": "categories",
     "Reshape": "reshape",
 }
-"""Class name -> file. A transformation that stands here is ``pg.<Name>`` and has a name on the command line."""
+"""Class name -> module. Each of these transformations is ``pg.<Name>`` and has a name on the command line."""
 
 
 def names() -> tuple[str, ...]:
-    """Every transformation, in the order of the table."""
+    """Return the names of all transformations, in the order of the table."""
     return tuple(TABLE)
 
 
 def load(name: str) -> type[Transform]:
-    """The class behind a name of the table."""
+    """Return the class for a name in the table."""
     found: type[Transform] = getattr(import_module(f"{__name__}.{TABLE[name]}"), name)
     return found
 
 
 def parse(text: str) -> Transform:
-    """``standardise``, ``missing:value=-999,fill=mean``, ``clip:columns=pt+eta,low=0``: several columns are joined by ``+``."""
+    """Parse a text such as ``missing:value=-999,fill=mean`` or ``clip:columns=pt+eta,low=0``."""
     return cast(Transform, options.parse(text, "transformation", cast(options.Table, sys.modules[__name__])))

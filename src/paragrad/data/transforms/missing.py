@@ -1,4 +1,4 @@
-"""Values that are not there: NaN, or a number that stands for it, such as -999 in the data of the Higgs challenge."""
+"""Missing values: NaN, or a number that marks them, such as -999 in the data of the Higgs challenge."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from paragrad.errors import UsageError
 
 @dataclass(frozen=True)
 class Missing(Transform):
-    """Fills what is missing; NaN is always taken as missing."""
+    """Fills in missing values; NaN is always missing."""
 
     value: float | None = -999.0
-    """The number that stands for a missing one; none: only NaN does."""
+    """The number that marks a missing value; none: only NaN does."""
     fill: float | Literal["mean", "median"] = "mean"
-    """What comes in its place: a number, or the mean or the median of the rows of the training part that have one."""
+    """The replacement: a number, or the mean or the median of the values that the training part has."""
     flag: bool = False
-    """Whether a column COLUMN_missing of 0 and 1 says where: for each column with a gap in the training part."""
+    """True to add a column COLUMN_missing of 0 and 1 for each column with missing values in the training part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.value is not None and math.isnan(self.value):
-            raise UsageError("value=nan of missing: NaN is always taken as missing, so say value=none.")
-        if isinstance(self.fill, str) and self.fill not in ("mean", "median"):
-            raise UsageError(f"fill={self.fill!r} of missing, but it is a number, mean or median.")
-        if not isinstance(self.fill, str) and not math.isfinite(self.fill):
-            raise UsageError(f"fill={self.fill} of missing, but it is a finite number, mean or median.")
+            raise UsageError("value=nan of missing: NaN is always missing, so write value=none.")
+        if not (self.fill in ("mean", "median") if isinstance(self.fill, str) else math.isfinite(self.fill)):
+            raise UsageError(f"fill={self.fill} of missing, but it must be a finite number, mean or median.")
 
     def study(self, name: str, values: Column) -> Study:
         return _Gaps(self, name, values)
@@ -46,12 +44,12 @@ class Missing(Transform):
         return made
 
     def gaps(self, values: Column) -> Column:
-        """Where nothing is."""
+        """Return True for each missing value."""
         missing = np.isnan(values)
         return missing if self.value is None else missing | (values == self.value)
 
 
-class _Gaps:
+class _Gaps(Study):
     def __init__(self, transform: Missing, name: str, values: Column) -> None:
         self._transform = transform
         self._name = name
@@ -80,8 +78,8 @@ class _Gaps:
         counts = [one.count for one in self._medians] if fill == "median" else np.reshape(self._moments.count, -1)
         if isinstance(fill, str) and not np.all(counts):
             raise UsageError(
-                f"Column {self._name!r} has no value in any row of the training part, so that there is no {fill}. Leave "
-                "the column out, or give a number: missing:fill=0."
+                f"Column {self._name!r} has no value in any row of the training part, so it has no {fill}. Leave the column "
+                "out, or give a number: missing:fill=0."
             )
         if fill == "mean":
             value = self._moments.mean.tolist()

@@ -1,10 +1,10 @@
-"""Numbers on another scale: standardised, between 0 and 1, clipped, logarithmic."""
+"""Scale numbers: standardise them, map them to 0 to 1, clip them, or take a logarithm."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,49 +14,55 @@ from paragrad.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Standardise(Transform):
-    """(x - mean) / standard deviation, of each number in a row; a column that never changes becomes 0."""
+class _Affine(Transform):
+    """(x - origin) / scale, where ``ORIGIN`` is the name of the origin among the learned values."""
+
+    ORIGIN: ClassVar[str]
+
+    def notes(self, name: str, learned: Learned) -> list[str]:
+        constant = learned["constant"]
+        count, total = int(np.sum(constant)), int(np.size(constant))
+        if not count:
+            return []
+        what = f"is {learned[self.ORIGIN]}" if total == 1 else f"has {count} of {total} numbers that are the same"
+        return [f"Column {name!r} {what} in every row of the training part: {self.name} makes it 0."]
+
+    def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
+        found = finite(values, name, self.name, where)
+        return {name: (found - np.asarray(learned[self.ORIGIN])) / np.asarray(learned["scale"])}
+
+    def invert(self, values: Column, learned: Learned) -> Column:
+        return np.asarray(values.astype(np.float64) * np.asarray(learned["scale"]) + np.asarray(learned[self.ORIGIN]))
+
+
+@dataclass(frozen=True)
+class Standardise(_Affine):
+    """(x - mean) / standard deviation, for each number in a row; a constant column becomes 0."""
+
+    ORIGIN: ClassVar[str] = "mean"
 
     def study(self, name: str, values: Column) -> Study:
         return _Spread(name)
 
-    def notes(self, name: str, learned: Learned) -> list[str]:
-        return _constant(self.name, name, learned["constant"], learned["mean"])
-
-    def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
-        found = finite(values, name, self.name, where)
-        return {name: (found - np.asarray(learned["mean"])) / np.asarray(learned["scale"])}
-
-    def invert(self, values: Column, learned: Learned) -> Column:
-        return np.asarray(values.astype(np.float64) * np.asarray(learned["scale"]) + np.asarray(learned["mean"]))
-
 
 @dataclass(frozen=True)
-class MinMax(Transform):
-    """(x - least) / (greatest - least): from 0 to 1 on the training part; other rows may go beyond."""
+class MinMax(_Affine):
+    """(x - least) / (greatest - least): from 0 to 1 on the training part; other rows may exceed this range."""
+
+    ORIGIN: ClassVar[str] = "least"
 
     def study(self, name: str, values: Column) -> Study:
         return _Range(name)
 
-    def notes(self, name: str, learned: Learned) -> list[str]:
-        return _constant(self.name, name, learned["constant"], learned["least"])
-
-    def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
-        found = finite(values, name, self.name, where)
-        return {name: (found - np.asarray(learned["least"])) / np.asarray(learned["scale"])}
-
-    def invert(self, values: Column, learned: Learned) -> Column:
-        return np.asarray(values.astype(np.float64) * np.asarray(learned["scale"]) + np.asarray(learned["least"]))
-
 
 @dataclass(frozen=True)
 class Clip(Transform):
-    """Values below ``low`` become ``low``, those above ``high`` become ``high``."""
+    """Values below ``low`` become ``low``, values above ``high`` become ``high``."""
 
     low: float | str | None = None
-    """A number, or a share of the rows of the training part such as 1%; none: no bound."""
+    """A number, or a quantile of the training part such as 1%; none: no bound."""
     high: float | str | None = None
-    """A number, or a share of the rows of the training part such as 99%; none: no bound."""
+    """A number, or a quantile of the training part such as 99%; none: no bound."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,10 +71,11 @@ class Clip(Transform):
             raise UsageError("clip needs low= or high=: a number, or a share of the rows such as 1%.")
         for key, value in bounds.items():
             share = _share(value)
-            if isinstance(value, bool) or (share is None and not isinstance(value, int | float)):
-                raise UsageError(f"{key}={value!r} of clip, but it is a number, or a share of the rows such as 1%.")
-            if math.isnan(share if share is not None else float(value)) or not 0 <= (share or 0) <= 1:
-                raise UsageError(f"{key}={value!r} of clip, but it is a number, or a share from 0% to 100%.")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+            if not (is_number if share is None else 0 <= share <= 1):
+                raise UsageError(
+                    f"{key}={value!r} of clip, but it must be a number, or a share of the rows such as 1%, from 0% to 100%."
+                )
         if len(bounds) == 2:
             low, high = _share(self.low), _share(self.high)
             if low is None and high is None:
@@ -83,20 +90,20 @@ class Clip(Transform):
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         found = numbers(values, name, self.name, where)
         low, high = (learned.get(key, getattr(self, key)) for key in ("low", "high"))
-        return {name: np.clip(found, _bound(low, -np.inf), _bound(high, np.inf))}
+        return {name: np.clip(found, low, high)}
 
 
 @dataclass(frozen=True)
 class Log(Transform):
-    """sign(x) (log(abs(x) + offset) - log(offset)): logarithmic beyond the offset, a line through 0 below it."""
+    """sign(x) (log(abs(x) + offset) - log(offset)): logarithmic above the offset, about linear below it."""
 
     offset: float = 1.0
-    """Where it turns from a line into a logarithm; with 1, log1p where x is positive."""
+    """Size of x at which the curve changes from linear to logarithmic; with 1, it is log1p for positive x."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.offset > 0 and math.isfinite(self.offset)):
-            raise UsageError(f"offset={self.offset} of log, but it is a number above 0.")
+            raise UsageError(f"offset={self.offset} of log, but it must be a number above 0.")
 
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
         found = numbers(values, name, self.name, where)
@@ -107,7 +114,7 @@ class Log(Transform):
         return np.copysign(np.expm1(np.abs(found)) * self.offset, found)
 
 
-class _Spread:
+class _Spread(Study):
     def __init__(self, name: str) -> None:
         self._name = name
         self._moments = Moments()
@@ -118,12 +125,9 @@ class _Spread:
         self._moments.add(found)
         self._extremes.add(found)
 
-    def again(self) -> bool:
-        return False
-
     def learned(self) -> Learned:
         constant = np.asarray(self._extremes.least == self._extremes.greatest)
-        # The least of a constant column is that value to the bit; a mean may be off by a rounding.
+        # The least value of a constant column is exact; its mean may be rounded.
         mean = np.where(constant, self._extremes.least, self._moments.mean)
         scale = self._moments.deviation
         constant = constant | (scale == 0)
@@ -131,16 +135,13 @@ class _Spread:
         return {"mean": mean.tolist(), "scale": np.where(constant, 1.0, scale).tolist(), "constant": constant.tolist()}
 
 
-class _Range:
+class _Range(Study):
     def __init__(self, name: str) -> None:
         self._name = name
         self._extremes = Extremes()
 
     def add(self, values: Column) -> None:
         self._extremes.add(finite(values, self._name, "minmax"))
-
-    def again(self) -> bool:
-        return False
 
     def learned(self) -> Learned:
         least, greatest = np.asarray(self._extremes.least), np.asarray(self._extremes.greatest)
@@ -151,7 +152,7 @@ class _Range:
         return {"least": least.tolist(), "scale": scale.tolist(), "constant": constant.tolist()}
 
 
-class _Quantiles:
+class _Quantiles(Study):
     def __init__(self, name: str, user: str, shares: dict[str, float], values: Column) -> None:
         self._about = (name, user)
         self._shares = shares
@@ -172,19 +173,19 @@ class _Quantiles:
 
 
 def quantiles(shares: tuple[float, ...], values: Column, name: str, user: str) -> list[Quantiles]:
-    """A search for each number in a row."""
+    """Return one quantile search per number in a row."""
     width = math.prod(values.shape[1:])
     if width > WIDEST:
         raise UsageError(
             f"Column {name!r} has {width:,} numbers in a row, but {user} learns quantiles of at most {WIDEST}. Give numbers "
-            "instead."
+            "instead of quantiles."
         )
     return [Quantiles(shares) for _ in range(width)]
 
 
 def _check_size(scale: Column, name: str) -> None:
     if not np.isfinite(scale).all():
-        raise UsageError(f"Column {name!r} has numbers that are too large to be scaled: clip it before, or leave it out.")
+        raise UsageError(f"Column {name!r} has numbers that are too large to scale: clip it first, or leave it out.")
 
 
 def _share(value: Any) -> float | None:
@@ -194,15 +195,3 @@ def _share(value: Any) -> float | None:
         return float(value[:-1]) / 100
     except ValueError:
         return None
-
-
-def _bound(value: Any, otherwise: float) -> Column:
-    return np.asarray(otherwise if value is None else value, dtype=np.float64)
-
-
-def _constant(user: str, name: str, constant: Any, value: Any) -> list[str]:
-    count, of = int(np.sum(constant)), int(np.size(constant))
-    if not count:
-        return []
-    what = f"is {value} in every row" if of == 1 else f"has {count} of {of} numbers that are the same in every row"
-    return [f"Column {name!r} {what} of the training part: {user} makes it 0."]

@@ -1,4 +1,4 @@
-"""What is learned of a column in bounded memory, whatever the pieces that it comes in: moments, extremes, quantiles, values."""
+"""Statistics of a column that comes in pieces, in bounded memory: moments, extremes and quantiles."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 
 from paragrad.data.transforms.transform import Column
-from paragrad.errors import UsageError
 
 DIGIT = 16
-"""Bits of a float64 that one pass looks at in the search for a quantile."""
+"""Bits of a float64 that one pass finds in the search for a quantile."""
 COLLECTED = 2**17
-"""Values near a quantile that are kept, so that the search ends there; about a megabyte."""
+"""Number of values near a quantile that are kept and sorted, which ends the search; about a megabyte."""
 WIDEST = 256
-"""Numbers in a row of one column whose quantiles are searched at the same time: each takes half a megabyte."""
+"""Largest number of values in a row whose quantiles are searched at the same time: each takes half a megabyte."""
 
 
 class Moments:
-    """Count, mean and sum of squared deviations of each number in a row (Chan, Golub, LeVeque 1983)."""
+    """Count, mean and standard deviation of each number in a row (Chan, Golub, LeVeque 1983)."""
 
     def __init__(self) -> None:
         self.count: Any = 0
@@ -27,63 +26,59 @@ class Moments:
         self._squares: Any = 0.0
 
     def add(self, values: Column, present: Column | None = None) -> None:
-        """The next rows, float64; of ``present`` only those that are."""
+        """Add the next rows, float64. ``present`` is False for values to ignore."""
         if not len(values):
             return
         here = np.ones(values.shape, dtype=bool) if present is None else present
         count = here.sum(0)
         if self._first is None:
             self._first = np.zeros(values.shape[1:])
-            self._seen = np.zeros(values.shape[1:], dtype=bool)
             self.count = np.zeros(values.shape[1:], dtype=np.int64)
-        # Deviations from the first value there is: a mean that is large beside the spread then costs no digits.
-        new = ~self._seen & (count > 0)
+        # Sums are of deviations from the first value, so that a mean much larger than the spread costs no digits.
+        new = (self.count == 0) & (count > 0)
         first = np.take_along_axis(values, np.argmax(here, 0)[None], 0)[0]
         self._first = np.where(new, first, self._first)
-        self._seen = self._seen | new
         with np.errstate(over="ignore", invalid="ignore"):
-            self._merge(np.where(here, values - self._first, 0.0), here, count)
-
-    def _merge(self, apart: Column, here: Column, count: Column) -> None:
-        mean = apart.sum(0) / np.maximum(count, 1)
-        off = np.where(here, apart - mean, 0.0)
-        squares = (off * off).sum(0) - off.sum(0) ** 2 / np.maximum(count, 1)
-        total = self.count + count
-        step = mean - self._mean
-        share = count / np.maximum(total, 1)
-        self._squares = self._squares + squares + step * step * self.count * share
-        self._mean = self._mean + step * share
-        self.count = total
+            apart = np.where(here, values - self._first, 0.0)
+            mean = apart.sum(0) / np.maximum(count, 1)
+            off = np.where(here, apart - mean, 0.0)
+            squares = (off * off).sum(0) - off.sum(0) ** 2 / np.maximum(count, 1)
+            total = self.count + count
+            step = mean - self._mean
+            share = count / np.maximum(total, 1)
+            self._squares = self._squares + squares + step * step * self.count * share
+            self._mean = self._mean + step * share
+            self.count = total
 
     @property
     def mean(self) -> Column:
-        """The mean of each number in a row."""
+        """Mean of each number in a row."""
         return np.asarray(self._first + self._mean)
 
     @property
     def deviation(self) -> Column:
-        """The standard deviation (divided by n)."""
+        """Standard deviation of each number in a row (divided by n)."""
         return np.asarray(np.sqrt(self._squares / np.maximum(self.count, 1)))
 
 
 class Extremes:
-    """The least and the greatest of each number in a row."""
+    """Least and greatest value of each number in a row."""
 
     def __init__(self) -> None:
         self.least: Any = np.inf
         self.greatest: Any = -np.inf
 
     def add(self, values: Column) -> None:
-        """The next rows."""
+        """Add the next rows."""
         if len(values):
             self.least = np.minimum(self.least, values.min(0))
             self.greatest = np.maximum(self.greatest, values.max(0))
 
 
 class Quantiles:
-    """Exact quantiles of one number in bounded memory: its bits are found from the top, a digit with each pass over the rows.
+    """Exact quantiles of one number in bounded memory: each pass over the rows finds a further digit of 16 bits.
 
-    Two passes, as a rule: once few enough values share the digits that are known, these are kept and sorted.
+    Two passes are usually enough: as soon as few values share the known digits, these values are kept and sorted.
     """
 
     def __init__(self, shares: tuple[float, ...]) -> None:
@@ -96,7 +91,7 @@ class Quantiles:
         self.count = 0
 
     def add(self, values: Column) -> None:
-        """The next rows, float64."""
+        """Add the next rows, float64."""
         keys = _sortable(values.reshape(-1))
         if self._wanted is None:
             self.count += len(keys)
@@ -109,7 +104,7 @@ class Quantiles:
             kept.append(keys[top == prefix])
 
     def again(self) -> bool:
-        """Find the digits that the last pass tells of; whether some are still unknown."""
+        """Find the next digits after a pass over the rows, and return whether another pass is needed."""
         if self._wanted is None:
             places = (share * (self.count - 1) for share in self._shares)
             ranks = {int(rank) for place in places for rank in (np.floor(place), np.ceil(place))} if self.count else set()
@@ -138,7 +133,7 @@ class Quantiles:
         return bool(self._wanted)
 
     def values(self) -> list[float]:
-        """The quantiles, interpolated as NumPy does."""
+        """Return the quantiles, interpolated like NumPy's."""
         made = []
         for share in self._shares:
             place = share * (self.count - 1)
@@ -147,27 +142,9 @@ class Quantiles:
         return made
 
 
-class Values:
-    """The distinct values of a column, of which there may be only so many."""
-
-    def __init__(self, name: str, user: str, most: int) -> None:
-        self._about = (name, user, most)
-        self.seen: set[Any] = set()
-
-    def add(self, values: Column) -> None:
-        """The next rows."""
-        self.seen.update(np.unique(values).tolist())
-        name, user, most = self._about
-        if len(self.seen) > most:
-            raise UsageError(
-                f"Column {name!r} has more than {most:,} different values, which {user} takes for kinds. Name the columns "
-                f"that it is meant for ({user}:columns=...), or allow more ({user}:most=...)."
-            )
-
-
 def _sortable(values: Column) -> Column:
-    """Whole numbers in the order of the numbers: the bits of a float64, turned where it is negative."""
-    bits = (values + 0.0).view(np.uint64)  # -0.0 is 0.0
+    """Return integers in the order of the floats: the bits of a float64, inverted if it is negative."""
+    bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
     negative = bits >> np.uint64(63) == 1
     return np.where(negative, ~bits, bits | np.uint64(2**63))
 

@@ -1,12 +1,13 @@
-"""What a transformation is: it may look at the columns of the training part, and then changes columns, rows one by one."""
+"""The base class of transformations, which learn from columns of the training part and then change columns row by row."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,118 +15,123 @@ from paragrad.config import options
 from paragrad.errors import UsageError, unknown
 
 Column: TypeAlias = np.ndarray[Any, Any]
-"""One value for each row, or one array of a fixed shape."""
+"""One value per row, or one array of a fixed shape per row."""
 Columns: TypeAlias = Mapping[str, Column]
 Learned: TypeAlias = dict[str, Any]
-"""What a transformation has learned of one column, as JSON has it."""
+"""Values that a transformation learned from one column, as JSON values."""
 
 
-class Study(Protocol):
-    """What looks at one column of the training part, piece by piece."""
+class Study(ABC):
+    """An object that learns from one column of the training part, piece by piece."""
 
+    @abstractmethod
     def add(self, values: Column) -> None:
-        """The next rows."""
+        """Add the next rows."""
 
     def again(self) -> bool:
-        """Called after a pass over all rows: whether it must see them once more."""
+        """Return whether another pass over all rows is needed; called after each pass."""
+        return False
 
+    @abstractmethod
     def learned(self) -> Learned:
-        """What was learned."""
+        """Return the learned values."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One change of some columns."""
+    """A change of some columns."""
 
     columns: tuple[str, ...] = ()
-    """Names of columns, or patterns as for names of files; on the command line joined by +. By default all features."""
+    """Names of columns, or globs such as jet_*; on the command line joined by +. By default all features."""
 
     def __post_init__(self) -> None:
         named = (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
         for name in named:
             if not isinstance(name, str):
-                raise UsageError(f"columns={self.columns!r} of {self.name}, but columns are given by their names.")
+                raise UsageError(f"columns={self.columns!r} of {self.name}, but columns must be given by name.")
         object.__setattr__(self, "columns", named)
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """Name on the command line."""
         return type(self).__name__.lower()
 
     def spelled(self) -> str:
-        """The text that ``parse`` turns into an equal transformation."""
+        """Return the text that ``parse`` turns into an equal transformation."""
         return options.describe(self)
 
-    def chosen(self, there: Sequence[str], apart: Sequence[str] = ()) -> list[str]:
-        """Which of the columns that are there it changes, in their order; those apart only where it names them."""
-        features = [name for name in there if name not in apart]
+    def chosen(self, available: Sequence[str], apart: Sequence[str] = ()) -> list[str]:
+        """Return the available columns that it changes, in their order; those ``apart`` only if it names them."""
+        features = [name for name in available if name not in apart]
         found: set[str] = set() if self.columns else set(features)
         for pattern in self.columns:
-            # A name may have brackets in it, which a pattern would read otherwise.
-            fits = [pattern] if pattern in there else [name for name in features if fnmatchcase(name, pattern)]
+            # A name may contain brackets, which have another meaning in a pattern.
+            fits = [pattern] if pattern in available else [name for name in features if fnmatchcase(name, pattern)]
             if not fits:
-                raise unknown(f"column in transformation {self.spelled()!r}:", pattern, there)
+                raise unknown(f"column in transformation {self.spelled()!r}:", pattern, available)
             found.update(fits)
-        return [name for name in there if name in found]
+        return [name for name in available if name in found]
 
     def study(self, name: str, values: Column) -> Study | None:
-        """What learns from a column, of which ``values`` are the first rows; None where there is nothing to learn."""
+        """Return an object that learns from a column whose first rows are ``values``; None if there is nothing to learn."""
         return None
 
     def notes(self, name: str, learned: Learned) -> list[str]:
-        """What is to be said aloud of what was learned."""
+        """Return notes for the user about the learned values."""
         return []
 
     def change(self, name: str, values: Column, learned: Learned, where: str) -> dict[str, Column]:
-        """What comes in a column's place."""
+        """Return the columns that replace a column."""
         raise NotImplementedError
 
     def invert(self, values: Column, learned: Learned) -> Column:
-        """The values that ``change`` makes these of, as far as it can be undone: what it cuts off or fills in stays."""
+        """Undo ``change``, as far as possible: clipped and filled-in values stay."""
         return values
 
     def apply(self, columns: Columns, chosen: Mapping[str, Learned], where: str) -> dict[str, Column]:
-        """The columns with those that were chosen changed, in the same order."""
+        """Return all columns in the same order, with the chosen ones changed."""
         made: dict[str, Column] = {}
         for name, values in columns.items():
             parts = self.change(name, values, chosen[name], where) if name in chosen else {name: values}
             for part, column in parts.items():
                 if part in made or (part != name and part in columns):
-                    raise UsageError(f"{self.spelled()!r} makes a column {part!r} of {name!r}, but there is one: rename it.")
+                    raise UsageError(
+                        f"{self.spelled()!r} makes a column {part!r} of {name!r}, but that name is taken: rename it."
+                    )
                 made[part] = column
         return made
 
 
 def numbers(values: Column, name: str, user: str, where: str = "") -> Column:
-    """A column as float64; text is refused."""
+    """Return a column as float64. Raise if it does not hold numbers."""
     values = np.asarray(values)
     if values.dtype.kind not in "biuf":
         kind = "text" if values.dtype.kind in "USOT" else str(values.dtype)
         raise UsageError(
-            f"{place(name, where)} holds {kind}, but {user} needs numbers. Name the columns that it is meant for "
-            f"({user}:columns=...), or turn {name!r} into numbers before it, by onehot:columns={name} or "
+            f"{place(name, where)} holds {kind}, but {user} needs numbers. Name the columns to apply it to "
+            f"({user}:columns=...), or convert {name!r} to numbers first, by onehot:columns={name} or "
             f"labelindex:columns={name}."
         )
     return values.astype(np.float64)
 
 
 def finite(values: Column, name: str, user: str, where: str = "") -> Column:
-    """A column as float64, all of whose values are numbers indeed."""
+    """Return a column as float64. Raise if it holds NaN or infinity."""
     found = numbers(values, name, user, where)
     if not np.isfinite(found).all():
         row = int(np.argwhere(~np.isfinite(found))[0][0])
         raise UsageError(
             f"{place(name, where)} has {found[row] if found.ndim == 1 else 'NaN or infinity'} in row {row}, which {user} "
-            "cannot use. NaN is filled by a transformation missing before it; leave out rows with infinity."
+            "cannot use. Fill NaN in first, by the transformation missing; leave out rows with infinity."
         )
     return found
 
 
 def wide(values: Column) -> Column:
-    """All numbers of a row side by side; there may be no rows."""
+    """Return a column with all numbers of a row in one dimension; there may be no rows."""
     return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
 def place(name: str, where: str) -> str:
-    """A column and where it was read, for a message."""
+    """Return the name of a column and of its file, for a message."""
     return f"Column {name!r} of {where}" if where else f"Column {name!r}"
