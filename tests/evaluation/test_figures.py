@@ -94,13 +94,13 @@ def test_names_and_functions_are_given_in_one_list(tmp_path: Path, model: nn.Mod
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("auc", r"metrics='auc' is one text, but it is a list: write metrics=\['auc'\]"),
+        ("auc", r"metrics='auc' is a string, but it must be a list: write metrics=\['auc'\]"),
         (["acu"], r"Unknown metric 'acu'. Did you mean 'auc'\?"),
         (["mae"], "metric 'mae', but the model chooses among classes"),
         (["auc:positive=1"], "only f1 has a field"),
         (["f1:positive=7"], "Unknown class '7'"),
         ([3], "neither a name nor a function"),
-        ({"auc": "auc"}, r"Names are given in a list: metrics=\['auc'\]"),
+        ({"auc": "auc"}, r"Give names in a list: metrics=\['auc'\]"),
         ({"loss": largest}, "A metric is called 'loss'"),
     ],
 )

@@ -85,11 +85,10 @@ def test_classes_in_pieces_are_those_of_scikit_learn(classes, weighted):
     logits[np.arange(600), target] += 0.7
     weight = rng.uniform(0.2, 2, 600) if weighted else None
     logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    first, second = metrics.Classes(classes), metrics.Classes(classes)
-    for start, end, part in ((0, 100, first), (100, 103, first), (103, 600, second)):
-        part.add(logp[start:end], target[start:end], None if weight is None else weight[start:end])
-    first.merge(second)
-    found = first.result()
+    gathered = metrics.Classes(classes)
+    for start, end in ((0, 100), (100, 103), (103, 600)):
+        gathered.add(logp[start:end], target[start:end], None if weight is None else weight[start:end])
+    found = gathered.result()
     p, predicted = np.exp(logp), logp.argmax(1)
     extra: dict[str, Any] = {"sample_weight": weight}
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(target, predicted, **extra), rel=1e-12)
@@ -131,9 +130,7 @@ def test_numbers_in_pieces_are_those_of_scikit_learn(seed, cuts, width, weighted
     weight = rng.uniform(0.1, 2, 50) if weighted else None
     total = metrics.Numbers()
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), 50], strict=True):
-        part = metrics.Numbers()
-        part.add(found[start:end], true[start:end], None if weight is None else weight[start:end])
-        total.merge(part)
+        total.add(found[start:end], true[start:end], None if weight is None else weight[start:end])
     result = total.result()
     assert result["mse"] == pytest.approx(sk.mean_squared_error(true, found, sample_weight=weight), rel=1e-9)
     assert result["mae"] == pytest.approx(sk.mean_absolute_error(true, found, sample_weight=weight), rel=1e-9)

@@ -116,7 +116,7 @@ def test_safetensors_alone_is_enough_to_find_a_tensor_in_a_checkpoint(tmp_path: 
 
 def test_what_has_no_such_checkpoint_or_no_names_is_said(tmp_path: Path) -> None:
     trained(Tied(), tmp_path / "run")
-    with pytest.raises(UsageError, match=r"no sound checkpoint 12345 \(it has: "):
+    with pytest.raises(UsageError, match=r"no valid checkpoint 12345 \(it has: "):
         pg.state_dict(tmp_path / "run", checkpoint=12345)
     with pytest.raises(UsageError, match="'latest', the number of an update, or None"):
         pg.state_dict(tmp_path / "run", checkpoint="best")

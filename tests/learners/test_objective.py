@@ -243,7 +243,7 @@ def test_a_hook_takes_batches_of_any_collate(tmp_path: Path) -> None:
         assert result.accuracy is None
     again = pg.load(result.directory, model, loss=next_word)
     assert again.evaluate(rows)["loss"] == pytest.approx(result.loss, rel=1e-5)
-    with pytest.raises(UsageError, match=r"give it, as pg\.load\(run, loss=\.\.\.\)"):
+    with pytest.raises(UsageError, match=r"give it as pg\.load\(run, loss=\.\.\.\)"):
         pg.load(result.directory, model).evaluate(rows)
 
 

@@ -556,7 +556,7 @@ class Scaled(nn.Module):
         (nn.Embedding(4, 2, sparse=True), nn.MSELoss(), "sparse=False"),
         (net, nn.MSELoss(), "The model is a function"),
         (net(), nn.CrossEntropyLoss(reduction="sum"), "reduction='sum'"),
-        (net(), Scaled(), "parameters of its own"),
+        (net(), Scaled(), "has parameters, which would never be trained"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_once(module, loss, message: str) -> None:

@@ -15,25 +15,25 @@ from paragrad.learners import linear, trial
 from paragrad.learners.batchable import why_not
 from paragrad.learners.torch import TorchLearner
 
-REASON = "a step of two rows together is not the same as one after another"
+REASON = "a step of two workers together differs from two separate steps"
 
 
 @pytest.fixture
 def rounded(monkeypatch):
     """Linear layers of rows round in another way than alone, whatever the processor: some last bits up, some down."""
-    whole, draw = linear._OfAll.forward, torch.Generator().manual_seed(0)
+    whole, draw = linear._BatchedLinear.forward, torch.Generator().manual_seed(0)
 
     def shaken(ctx, x, weight, bias, sink):
         out = whole(ctx, x, weight, bias, sink)
         sign = 2 * torch.randint(0, 2, out.shape, generator=draw) - 1
         return out + sign * (4 * torch.finfo(out.dtype).eps * x.abs().max() * weight.abs().max())
 
-    monkeypatch.setattr(linear._OfAll, "forward", staticmethod(shaken))
+    monkeypatch.setattr(linear._BatchedLinear, "forward", staticmethod(shaken))
 
 
 def scaled_by(factor, monkeypatch):
-    whole = linear._OfAll.forward
-    monkeypatch.setattr(linear._OfAll, "forward", staticmethod(lambda *given: whole(*given) * factor))
+    whole = linear._BatchedLinear.forward
+    monkeypatch.setattr(linear._BatchedLinear, "forward", staticmethod(lambda *given: whole(*given) * factor))
 
 
 def images(rows, pixels=784, seed=0):

@@ -125,5 +125,5 @@ def test_a_loss_of_ones_own_without_a_loss_for_each_row_is_told_what_to_do() -> 
 
 def test_the_vector_engine_says_that_it_computes_them_one_after_another() -> None:
     learner = TorchLearner(module(), nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
-    assert why_not(learner, Arrays(rows()), Plan(ROWS, 4, 1, 0)) == "its rows have weights"
+    assert why_not(learner, Arrays(rows()), Plan(ROWS, 4, 1, 0)) == "the rows have weights"
     assert why_not(learner, Arrays(rows().rows), Plan(ROWS, 4, 1, 0)) is None

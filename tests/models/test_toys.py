@@ -104,7 +104,7 @@ def test_a_problem_is_spelled_as_it_is_built(spec: str) -> None:
         ("beale:start=(1,2,3)", r"has 3 numbers, but Beale has 2 parameters"),
         ("quadratic:curvatures=(1,2,3),start=(1,2)", "has 2 numbers, but Quadratic has 3"),
         ("quadratic:curvatures=(1,0)", "above 0"),
-        ("quadratic:curvatures=()", "one finite number for each"),
+        ("quadratic:curvatures=()", "one finite number per parameter"),
         ("quadratic:curvatures=steep", "curvatures='steep'"),
         ("rosenbrock:noise=-1", "noise=-1"),
         ("rosenbrock:noise=much", "noise='much'"),
@@ -122,7 +122,7 @@ def test_a_wrong_field_is_named_with_its_remedy(spec: str, message: str) -> None
         ("noise:row=3", 2, "Unknown field of data 'noise': 'row'. Did you mean 'rows'"),
         ("noise:rows=0", 2, "rows=0"),
         ("noise:rows=many", 2, "rows=many"),
-        ("noise", None, "the model is none"),
+        ("noise", None, "the model is not one"),
     ],
 )
 def test_noise_that_cannot_be_is_refused(data: str, width: int | None, message: str) -> None:
@@ -133,7 +133,7 @@ def test_noise_that_cannot_be_is_refused(data: str, width: int | None, message: 
 def test_a_toy_problem_takes_no_other_rows_and_noise_no_other_model() -> None:
     with pytest.raises(UsageError, match=r"^Beale has 2 parameters, but the rows have the shape \(3,\)"):
         pg.train(toys.Beale(), torch.zeros(8, 3), batch_size=1)
-    with pytest.raises(UsageError, match="the model is none"):
+    with pytest.raises(UsageError, match="the model is not one"):
         pg.train(nn.Linear(2, 1), "noise")
 
 

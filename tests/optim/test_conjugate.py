@@ -198,7 +198,7 @@ def test_its_state_goes_on_from_a_state_dict() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"beta": "polak"}, "beta='polak', but it is one of fletcher-reeves"),
+        ({"beta": "polak"}, "beta='polak', but it must be one of fletcher-reeves"),
         ({"restart": 0}, "restart=0"),
         ({"curvature": 0.9}, "curvature=0.9"),
         ({"evaluations": 1}, "evaluations=1"),
@@ -329,11 +329,11 @@ def test_on_the_vector_engine_workers_are_computed_one_after_another_and_that_is
         run=pg.Run(tmp_path, callbacks=(watched,)),
     )
     said = [event.data["message"] for event in watched.events if event.kind == "warning"]
-    assert any("one after another: the optimiser ConjugateGradient is not known for rows" in line for line in said)
+    assert any("one after another: the optimiser ConjugateGradient has no batched version" in line for line in said)
 
 
 def test_a_scheme_whose_center_has_gradients_only_refuses_it_before_anything_is_written(tmp_path) -> None:
-    with pytest.raises(pg.UsageError, match=r"SyncSGD ships gradients.*modelaveraging"):
+    with pytest.raises(pg.UsageError, match=r"SyncSGD ships one gradient per step.*modelaveraging"):
         pg.train(net(), rows(), optimizer="lbfgs", scheme=pg.SyncSGD(), batch_size=12, run=pg.Run(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

@@ -123,7 +123,7 @@ def by_model(model: nn.Module) -> torch.optim.Optimizer:
         ("adam:fused=true", "fused=True rounds"),
         ("adafactor", "Adafactor is not known to work element by element"),
         (group_by_shape, "into 4 groups"),
-        (by_model, "asks for the model"),
+        (by_model, "takes the model"),
     ],
 )
 def test_why_an_optimiser_must_see_the_whole(choice, why):

@@ -1,4 +1,4 @@
-"""What a run directory says of its model, in model.json: all that is needed to use it without the data it was trained on."""
+"""model.json in a run directory: everything that is needed to use the model without its training data."""
 
 from __future__ import annotations
 
@@ -24,53 +24,54 @@ from paragrad.models.builtin import Built, is_keras
 Head: TypeAlias = Literal[
     "softmax", "log_softmax", "sigmoid", "probability", "scores", "probabilities", "numbers", "value", "raw"
 ]
-"""What the outputs are: logits of classes, their log-probabilities, the logit or the probability of yes, scores whose
-largest is chosen, the probabilities of classes, numbers, the loss itself, or whatever a loss of (model, batch)
-takes them for."""
+"""Meaning of the outputs, in this order: logits of classes, log-probabilities of classes, the logit of yes, the probability
+of yes, scores of which the largest wins, probabilities of classes, numbers, the loss itself, or unknown, with a loss of
+(model, batch)."""
 FILE = "model.json"
+READING = ("tree", "pad", "select")
+"""Options of a table that decide how it is read."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a run's model."""
+    """Description of a run's model."""
 
     kind: str
-    """The class of the module, or of the learner."""
+    """Class name of the module or the learner."""
     built: Built | None
-    """How to build it; None where it was made in Python."""
+    """Arguments to build it; None if it was made in Python."""
     rows: tuple[tuple[int, ...], ...]
-    """The shapes of the inputs of one row; -1 for a length that may be another in each mini-batch."""
+    """Shapes of the inputs of one row; -1 for a length that may differ between mini-batches."""
     own_target: bool
-    """Whether a row is what is to be predicted from it, as for an autoencoder."""
+    """True if a row is its own target, as for an autoencoder."""
     head: Head
     loss: str | None
-    """The loss by name; None where it is one of the user's own."""
+    """Name of the loss; None if it is user-defined."""
     classes: tuple[str, ...] | None
-    """The names of the classes, where they have any."""
+    """Names of the classes, if they have any."""
     validation: str | None
-    """The fingerprint of the rows that it was validated on, if any."""
+    """Fingerprint of the validation rows, if any."""
     table: dict[str, Any] | None = None
-    """Of rows from a table: which columns are features (and the shape of a value of each), label and weight, and how they are
-    read."""
+    """For rows from a table: the columns of features (with the shape of a value), label and weight, and how to read them."""
     scale: float = 1.0
-    """What the weights of rows were multiplied with in training."""
+    """Factor of the row weights in training."""
     axis: int = 1
-    """The axis of the outputs that has a number for each class, where they are such."""
+    """Axis of the outputs that holds the classes, if there are any."""
     positive: str | None = None
-    """The class whose F1 was asked for."""
+    """Class whose F1 the user asked for."""
 
     @property
     def label(self) -> str | None:
-        """The column that is predicted, of rows from a table."""
+        """Column that is predicted, for rows from a table."""
         return None if self.table is None else self.table["label"]
 
     def to_json(self) -> str:
-        """A text that ``from_json`` turns into an equal card."""
+        """Return a text from which ``from_json`` makes an equal card."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Card:
-        """What ``to_json`` wrote."""
+        """Make a card from the text of ``to_json``."""
         card = json.loads(text)
         built = card["built"]
         card["built"] = None if built is None else Built(**{**built, "inputs": tuple(built["inputs"])})
@@ -80,23 +81,23 @@ class Card:
 
     @classmethod
     def read(cls, directory: Path) -> Card:
-        """That of a run."""
+        """Read the card of a run."""
         file = directory / FILE
         try:
             return cls.from_json(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UsageError(
-                f"There is no {FILE} in {str(directory)!r}: it is not the directory of a run, or of one that had not yet begun."
+                f"There is no {FILE} in {str(directory)!r}: it is not the directory of a run, or the run had not yet started."
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{file} cannot be read ({type(error).__name__}: {error}).") from error
 
 
 def card_of(model: Any, loss: Any, parts: load.Split, axis: int = 1, positive: str | None = None) -> Card:
-    """The card of a model that is about to be trained with a loss, on these rows; ``axis`` is the one of the classes."""
+    """Return the card of a model before its training on these rows; ``axis`` is the axis of the classes."""
     validation = None if parts.validation is None else load.fingerprint(parts.validation)
     if not isinstance(model, nn.Module):
-        # A learner of the user's own, whose rows may be anything.
+        # A user-defined learner, whose rows may be anything.
         name = getattr(model, "__name__", type(model).__name__)
         return Card(name, None, (), False, "numbers", None, None, validation)
     batch = parts.train.batch(np.zeros(1, dtype=np.int64))
@@ -114,7 +115,7 @@ def card_of(model: Any, loss: Any, parts: load.Split, axis: int = 1, positive: s
         loss=losses.name_of(loss),
         classes=getattr(parts, "classes", None),
         validation=validation,
-        table=None if opened is None else _columns(opened),
+        table=None if opened is None else opened.roles | {key: getattr(opened.table, key, None) for key in READING},
         scale=getattr(opened, "scale", 1.0),
         axis=axis,
         positive=positive,
@@ -122,23 +123,19 @@ def card_of(model: Any, loss: Any, parts: load.Split, axis: int = 1, positive: s
 
 
 def transforms_of(parts: load.Split) -> Fitted | None:
-    """What is done to the columns that the rows are from, as it was fitted on those to train on."""
+    """Return the transformations of the columns, fitted on the training rows."""
     return None if parts.opened is None else parts.opened.fitted
 
 
 def _shapes(batch: Any, source: Any) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the inputs of one row; a collate function may pad rows to the longest of a mini-batch."""
+    """Return the shapes of the inputs of one row; a collate function may pad rows to the longest of a mini-batch."""
     free = isinstance(source, Items) and not source.even
     found = [leaf.shape[1:] for leaf in leaves(split(batch)[0]) if isinstance(leaf, torch.Tensor)]
     return tuple((-1,) * len(shape) if free else tuple(shape) for shape in found)
 
 
-def _columns(opened: Any) -> dict[str, Any]:
-    return {**opened.roles, **{key: getattr(opened.table, key, None) for key in ("tree", "pad", "select")}}
-
-
 def head_of(loss: Any, target: Any) -> Head:
-    """What a loss takes the outputs for."""
+    """Return the meaning that a loss gives to the outputs."""
     if isinstance(loss, losses.OwnLoss):
         return "softmax" if loss.shift == 0 and getattr(target, "ndim", 0) == 1 else "raw"
     if loss is not None and takes_model_and_batch(loss):
@@ -158,7 +155,7 @@ def head_of(loss: Any, target: Any) -> Head:
 
 
 def keras_head(model: Any) -> Head:
-    """What the outputs of a compiled Keras model are, by its loss."""
+    """Return the meaning of a compiled Keras model's outputs, by its loss."""
     loss = model.loss
     name = loss if isinstance(loss, str) else str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))
     logits = bool(getattr(loss, "from_logits", False))

@@ -1,4 +1,4 @@
-"""What predictions are worth: accuracy, log loss, ROC AUC, F1, significance; errors of numbers. Rows come in pieces."""
+"""Quality of predictions: accuracy, log loss, ROC AUC, F1 and significance, or errors of numbers. Rows come in pieces."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from paragrad.errors import UsageError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 REGULARISATION = 10.0
-"""What the Higgs challenge adds to the background, so that a cut that leaves hardly any is not taken for the best."""
+"""Constant that the Higgs challenge adds to the background, so that a cut with almost no background does not win."""
 IGNORED = -100
-"""torch's own mark for a target that does not count."""
+"""torch's default for targets to ignore."""
 
 
 # -- of all rows at once --------------------------------------------------------------------------------------------
 
 
 def accuracy(predicted: Array, target: Array, weight: Array | None = None) -> float:
-    """The share of right answers."""
+    """Return the share of right answers."""
     return float(np.average(np.asarray(predicted) == np.asarray(target), weights=weight))
 
 
 def log_loss(probabilities: Array, target: Array, weight: Array | None = None) -> float:
-    """The mean of -log(the probability of the true class); a column for each class, or that of class 1 alone."""
+    """Return the mean of -log(probability of the true class), from one column per class or the column of class 1."""
     p = np.asarray(probabilities, dtype=np.float64)
     p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
     true = np.clip(p[np.arange(len(p)), target], np.finfo(np.float64).tiny, 1.0)
@@ -34,15 +34,11 @@ def log_loss(probabilities: Array, target: Array, weight: Array | None = None) -
 
 
 def roc_auc(score: Array, positive: Array, weight: Array | None = None) -> float:
-    """The weighted share of pairs (a positive row, another) in which the positive one has the higher score; equal ones half.
+    """Return the weighted share of pairs (positive row, other row) in which the positive row has the higher score.
 
-    Weights may be negative. NaN where the weights of either kind sum to 0.
+    Equal scores count half. Weights may be negative. The result is NaN if the weights of either kind sum to 0.
     """
-    score, positive, weight = _scored(score, positive, weight)
-    order = np.argsort(score, kind="stable")
-    starts = _starts(score[order])
-    mine = _sums(np.where(positive, weight, 0.0)[order], starts)
-    others = _sums(np.where(positive, 0.0, weight)[order], starts)
+    _, mine, others = _by_score(score, positive, weight, descending=False)
     pairs = float(mine.sum() * others.sum())
     if not pairs:
         return float("nan")
@@ -51,23 +47,23 @@ def roc_auc(score: Array, positive: Array, weight: Array | None = None) -> float
 
 
 def confusion(predicted: Array, target: Array, classes: int, weight: Array | None = None) -> Array:
-    """How many rows (or how much weight) of each true class, a row each, were taken for which class, a column each."""
+    """Return the number (or weight) of rows by true class (matrix rows) and predicted class (matrix columns)."""
     place = np.asarray(target, dtype=np.int64) * classes + np.asarray(predicted, dtype=np.int64)
     counts = np.bincount(place, weights=weight, minlength=classes**2)
     return counts.reshape(classes, classes)
 
 
 def f1(matrix: Array) -> Array:
-    """The F1 score of each class, from the confusion matrix: 2 right / (true + predicted); 0 where there is neither."""
+    """Return the F1 score of each class from the confusion matrix: 2 right / (true + predicted), or 0 for 0 / 0."""
     right, total = np.diag(matrix).astype(np.float64), matrix.sum(0) + matrix.sum(1)
     found: Array = np.divide(2 * right, total, out=np.zeros(len(right)), where=total != 0)
     return found
 
 
 def ams(s: Array | float, b: Array | float, regularisation: float = REGULARISATION) -> Array:
-    """The approximate median significance of the Higgs challenge: sqrt(2 ((s + b + r) ln(1 + s / (b + r)) - s)).
+    """Return the approximate median significance of the Higgs challenge: sqrt(2 ((s + b + r) ln(1 + s / (b + r)) - s)).
 
-    0 where there is no signal, or where negative weights leave no background to compare it with.
+    It is 0 if there is no signal, or if negative weights leave no background.
     """
     s, b = np.broadcast_arrays(np.asarray(s, dtype=np.float64), np.asarray(b, dtype=np.float64) + regularisation)
     fine = (s > 0) & (b > 0)
@@ -76,7 +72,7 @@ def ams(s: Array | float, b: Array | float, regularisation: float = REGULARISATI
 
 
 def s_over_root_b(s: Array | float, b: Array | float) -> Array:
-    """s / sqrt(b); 0 where there is no signal or no background."""
+    """Return s / sqrt(b); 0 if there is no signal or no background."""
     s, b = np.broadcast_arrays(np.asarray(s, dtype=np.float64), np.asarray(b, dtype=np.float64))
     fine = (s > 0) & (b > 0)
     return np.where(fine, s, 0.0) / np.sqrt(np.where(fine, b, 1.0))
@@ -84,49 +80,44 @@ def s_over_root_b(s: Array | float, b: Array | float) -> Array:
 
 @dataclass(frozen=True)
 class Cut:
-    """Rows with a score of at least ``threshold``, and what they are worth."""
+    """Rows with a score of at least ``threshold``, and their figure of merit."""
 
     threshold: float
     s: float
-    """The weight of the signal above the cut."""
+    """Weight of the signal above the cut."""
     b: float
-    """The weight of the background above the cut."""
+    """Weight of the background above the cut."""
     value: float
-    """The figure of merit."""
+    """Figure of merit."""
 
 
 def best_cut(score: Array, signal: Array, weight: Array | None = None, figure: Callable[[Array, Array], Array] = ams) -> Cut:
-    """The cut on the score with the best figure of merit, of all that there are."""
-    score, signal, weight = _scored(score, signal, weight)
-    order = np.argsort(-score, kind="stable")
-    ordered = score[order]
-    starts = _starts(ordered)
-    s = np.cumsum(_sums(np.where(signal, weight, 0.0)[order], starts))
-    b = np.cumsum(_sums(np.where(signal, 0.0, weight)[order], starts))
+    """Return the cut on the score with the best figure of merit."""
+    thresholds, signals, backgrounds = _by_score(score, signal, weight, descending=True)
+    s, b = np.cumsum(signals), np.cumsum(backgrounds)
     values = figure(s, b)
     best = int(np.argmax(values))
-    return Cut(float(ordered[starts[best]]), float(s[best]), float(b[best]), float(values[best]))
+    return Cut(float(thresholds[best]), float(s[best]), float(b[best]), float(values[best]))
 
 
-def _scored(score: Array, positive: Array, weight: Array | None) -> tuple[Array, Array, Array]:
+def _by_score(score: Array, positive: Array, weight: Array | None, *, descending: bool) -> tuple[Array, Array, Array]:
+    """Return the distinct scores in order, and for each the total weight of positive and of other rows."""
     score, positive = np.asarray(score), np.asarray(positive, dtype=bool)
     weight = np.ones(len(score)) if weight is None else np.asarray(weight, dtype=np.float64)
     if not len(score):
-        raise UsageError("There are no rows to judge.")
+        raise UsageError("There are no rows to evaluate.")
     if not np.isfinite(weight).all():
         raise UsageError("A weight is NaN or infinite.")
     if np.isnan(score).any():
-        raise UsageError("A score is NaN: the model has diverged, or does not fit these rows.")
-    return score, positive, weight
-
-
-def _starts(ordered: Array) -> Array:
-    """Where a new value begins."""
-    return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-
-
-def _sums(values: Array, starts: Array) -> Array:
-    return np.add.reduceat(values, starts)
+        raise UsageError("A score is NaN: the model has diverged or does not fit these rows.")
+    order = np.argsort(-score if descending else score, kind="stable")
+    ordered = score[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    mine, others = (
+        np.add.reduceat(weights[order], starts)
+        for weights in (np.where(positive, weight, 0.0), np.where(positive, 0.0, weight))
+    )
+    return ordered[starts], mine, others
 
 
 # -- piece by piece -------------------------------------------------------------------------------------------------
@@ -135,14 +126,14 @@ def _sums(values: Array, starts: Array) -> Array:
 class Classes:
     """Metrics of a choice among classes, gathered piece by piece.
 
-    What is kept: a confusion matrix; and for the ROC AUC, which needs all scores, 5 bytes a row for two classes (4 for each
-    class where there are more, and 1 to 4 for the label), and the weights.
+    It keeps a confusion matrix and the weights. The ROC AUC needs all scores: 5 bytes per row for two classes; for more
+    classes 4 per class, and 1 to 4 for the label.
     """
 
     def __init__(self, classes: int, signal: int | None = None) -> None:
         self.count = classes
         self._signal = 1 if signal is None and classes == 2 else signal
-        """Which class is looked for: F1 and the significance are its own; None: all alike."""
+        """Class for F1 and the significance; None: no class is special."""
         self.matrix = np.zeros((classes, classes))
         self.rows = 0
         self._small = np.uint8 if classes <= 256 else np.int32
@@ -153,7 +144,7 @@ class Classes:
         self._logarithms = True
 
     def add(self, scores: Array, target: Array, weight: Array | None = None, *, logarithms: bool = True) -> None:
-        """The next rows: a score for each class, which are ``logarithms`` of probabilities or anything that grows with them."""
+        """Add the next rows: a score per class, either ``logarithms`` of probabilities or anything that grows with them."""
         counts = target != IGNORED
         if not counts.all():
             scores, target = scores[counts], target[counts]
@@ -172,20 +163,10 @@ class Classes:
         if weight is not None:
             self._weights.append(np.asarray(weight))
 
-    def merge(self, other: Classes) -> None:
-        """The rows of another, as if they had come here."""
-        self.rows += other.rows
-        self.matrix += other.matrix
-        self._log_loss += other._log_loss
-        self._logarithms &= other._logarithms
-        self._scores += other._scores
-        self._targets += other._targets
-        self._weights += other._weights
-
     def result(self) -> dict[str, Any]:
-        """accuracy, log_loss, auc, f1, confusion; with weights and two classes also the best cut by significance."""
+        """Return accuracy, log_loss, auc, f1 and confusion; with weights and two classes also the most significant cut."""
         if not self.rows:
-            raise UsageError("There are no rows to judge.")
+            raise UsageError("There are no rows to evaluate.")
         total = self.matrix.sum()
         scores, target = np.concatenate(self._scores), np.concatenate(self._targets)
         weight = np.concatenate(self._weights) if self._weights else None
@@ -197,8 +178,8 @@ class Classes:
             found["auc"] = roc_auc(scores, target == self._signal, weight)
         else:
             each = [roc_auc(scores[:, kind], target == kind, weight) for kind in range(self.count)]
-            there = [value for value in each if not np.isnan(value)]
-            found["auc"] = float(np.mean(there)) if there else float("nan")
+            defined = [value for value in each if not np.isnan(value)]
+            found["auc"] = float(np.mean(defined)) if defined else float("nan")
         if self._signal is not None:
             found["f1"] = float(f1(self.matrix)[self._signal])
         found["f1_macro"] = float(f1(self.matrix).mean())
@@ -214,7 +195,7 @@ class Classes:
 
 
 class Numbers:
-    """Errors of predicted numbers, gathered piece by piece; what is kept does not grow with the rows."""
+    """Errors of predicted numbers, gathered piece by piece in constant memory."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -225,39 +206,29 @@ class Numbers:
         self._spread: Any = 0.0
 
     def add(self, predicted: Array, target: Array, weight: Array | None = None) -> None:
-        """The next rows; several numbers in a row are judged each for itself, and averaged."""
+        """Add the next rows; the errors of several numbers per row are averaged."""
         if not len(target):
             return
         found = np.asarray(predicted, dtype=np.float64).reshape(len(predicted), -1)
         true = np.asarray(target, dtype=np.float64).reshape(len(target), -1)
         if found.shape != true.shape:
-            raise UsageError(f"The model puts out {found.shape[1]} numbers for a row, but its target has {true.shape[1]}.")
+            raise UsageError(f"The model returns {found.shape[1]} numbers for a row, but its target has {true.shape[1]}.")
         each = (np.ones(len(true)) if weight is None else np.asarray(weight, dtype=np.float64))[:, None]
         here = float(each.sum())
         mean = (each * true).sum(0) / here if here else np.zeros(true.shape[1])
-        error = found - true
-        self._join(
-            len(true), here, (each * error**2).sum(0), (each * np.abs(error)).sum(0), mean, (each * (true - mean) ** 2).sum(0)
-        )
-
-    def merge(self, other: Numbers) -> None:
-        """The rows of another, as if they had come here."""
-        self._join(other.rows, other._weight, other._squared, other._absolute, other._mean, other._spread)
-
-    def _join(self, rows: int, weight: float, squared: Any, absolute: Any, mean: Any, spread: Any) -> None:
-        total = self._weight + weight
-        step = mean - self._mean
-        self._squared, self._absolute = self._squared + squared, self._absolute + absolute
+        error, step, total = found - true, mean - self._mean, self._weight + here
+        self._squared = self._squared + (each * error**2).sum(0)
+        self._absolute = self._absolute + (each * np.abs(error)).sum(0)
         if total:
-            self._spread = self._spread + spread + step**2 * self._weight * weight / total
-            self._mean = self._mean + step * weight / total
-        self.rows += rows
+            self._spread = self._spread + (each * (true - mean) ** 2).sum(0) + step**2 * self._weight * here / total
+            self._mean = self._mean + step * here / total
+        self.rows += len(true)
         self._weight = total
 
     def result(self) -> dict[str, float]:
-        """mse, mae and r2."""
+        """Return mse, mae and r2."""
         if not self.rows:
-            raise UsageError("There are no rows to judge.")
+            raise UsageError("There are no rows to evaluate.")
         if not self._weight:
             return dict.fromkeys(("mse", "mae", "r2"), float("nan"))
         unexplained = np.divide(

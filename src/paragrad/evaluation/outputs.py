@@ -1,4 +1,4 @@
-"""What a model's outputs mean: probabilities or numbers, and the figures that judge them, gathered batch by batch."""
+"""Model outputs as probabilities or numbers, and their metrics, gathered batch by batch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from paragrad.evaluation.card import Head
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BY_CLASS = ("softmax", "log_softmax", "scores", "probabilities")
-"""Heads with an output for each class."""
-
-
+"""Heads with one output per class."""
 SIGNAL = ("signal", "sig", "s", "yes", "true")
-"""What a class that is looked for is called."""
+"""Names of a class that count as the signal."""
 
 
 def scores_of(output: torch.Tensor, head: Head, axis: int) -> Array:
-    """Probabilities, or the numbers as they are; classes are on this axis."""
+    """Return probabilities, or numbers as they are; ``axis`` is the axis of the classes."""
     if head == "softmax":
         output = output.softmax(axis)
     elif head == "log_softmax":
@@ -37,7 +35,7 @@ def scores_of(output: torch.Tensor, head: Head, axis: int) -> Array:
 
 
 def _logarithms(output: torch.Tensor, head: Head, axis: int) -> torch.Tensor:
-    """A score for each of two or more classes, in the last dimension; logarithms of probabilities, where there are such."""
+    """Return a score per class in the last dimension: the logarithm of its probability if there are probabilities."""
     if head in BY_CLASS:
         output = output.movedim(axis, -1)
         if head == "probabilities":
@@ -50,25 +48,25 @@ def _logarithms(output: torch.Tensor, head: Head, axis: int) -> torch.Tensor:
 
 
 def as_numpy(value: Any) -> Any:
-    """A tensor as an array; None stays None."""
+    """Convert a tensor to an array; return anything else as it is."""
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
 
 
 def signal_of(classes: Sequence[str] | None) -> int:
-    """Which of two classes is looked for: the one that is called signal, or else the second."""
+    """Return the index of the signal among two classes: the one with such a name, or else the second."""
     names = [name.lower() for name in classes or ()]
     return 0 if len(names) == 2 and names[0] in SIGNAL and names[1] not in SIGNAL else 1
 
 
 def positive_of(name: str, classes: Sequence[str]) -> int:
-    """The number of a class by its name."""
+    """Return the number of a class by its name."""
     if name not in classes:
         raise unknown("class", name, classes)
     return list(classes).index(name)
 
 
 class Gathered:
-    """Metrics that fit what the outputs are, gathered batch by batch; F1 is that of the ``positive`` class."""
+    """Metrics that fit the outputs, gathered batch by batch; F1 is that of the ``positive`` class."""
 
     def __init__(
         self,
@@ -95,7 +93,7 @@ class Gathered:
             self._each = [metrics.Classes(count, chosen) for _ in range(math.prod(output.shape[1:]) if yes else 1)]
 
     def add(self, output: Any, target: Any, weight: Array | None) -> None:
-        """The next rows."""
+        """Add the next rows."""
         if self._head in ("numbers", "value", "raw"):
             for numbers in self._each:
                 numbers.add(as_numpy(output), as_numpy(target), weight)
@@ -113,7 +111,7 @@ class Gathered:
         self._each[0].add(as_numpy(flat), as_numpy(wanted).reshape(-1), weight, logarithms=self._head != "scores")
 
     def result(self) -> dict[str, Any]:
-        """The figures by name; of several labels their means."""
+        """Return the metrics by name; for several labels, their means."""
         found = [one.result() for one in self._each]
         if len(found) < 2:
             return {**dict(*found), **({"positive": self._positive} if any("f1" in one for one in found) else {})}

@@ -1,4 +1,4 @@
-"""Predictions in a file (.csv, .npy, .parquet): written piece by piece, whole or not at all."""
+"""Predictions in a file (.csv, .npy, .parquet): written piece by piece; a failed write leaves no file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,21 +17,11 @@ from paragrad.errors import UsageError
 Array: TypeAlias = np.ndarray[Any, Any]
 Columns: TypeAlias = Mapping[str, Array]
 GATHERED = 65_536
-"""Rows that are written at a time."""
-
-
-class Writer(Protocol):
-    """A file that is open."""
-
-    def write(self, columns: Columns) -> None:
-        """The next rows."""
-
-    def close(self) -> None:
-        """All rows are written."""
+"""Rows per write."""
 
 
 def check(out: Path, *, force: bool) -> None:
-    """Raise where predictions cannot go there; nothing is read or written yet."""
+    """Raise if predictions cannot be written to this file; read and write nothing."""
     if out.suffix.lower() not in WRITERS:
         raise UsageError(
             f"--out {out} ends in {out.suffix or 'nothing'!r}, but predictions are written as {', '.join(WRITERS)}."
@@ -39,105 +29,87 @@ def check(out: Path, *, force: bool) -> None:
     if out.is_dir():
         raise UsageError(f"--out {out} is a directory: give the name of a file.")
     if out.exists() and not force:
-        raise UsageError(f"{out} is already there. Give another --out, or --force to replace it.")
+        raise UsageError(f"{out} already exists. Give another --out, or --force to replace it.")
     if not out.parent.is_dir():
-        raise UsageError(f"There is no directory {str(out.parent)!r} to write {out.name} in: make it first.")
+        raise UsageError(f"There is no directory {str(out.parent)!r} for {out.name}: create it first.")
 
 
 def write(out: Path, pieces: Iterable[Columns], rows: int) -> int:
-    """Write pieces of ``rows`` rows in all; the file has its name only when it is whole. Returns how many were written."""
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    """Write pieces of ``rows`` rows in total; return the number of rows written. The file gets its name when complete."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    written = 0
+
+    def counted() -> Iterator[Columns]:
+        nonlocal written
+        for columns in _gathered(pieces):
+            yield columns
+            written += _length(columns)
+
     try:
-        with contextlib.closing(_Counted(WRITERS[out.suffix.lower()](aside, rows))) as writer:
-            for columns in _gathered(pieces):
-                writer.write(columns)
-        aside.replace(out)
+        WRITERS[out.suffix.lower()](temporary, counted(), rows)
+        temporary.replace(out)
     except OSError as error:
-        raise UsageError(f"{out} cannot be written ({error.strerror or error}): make room, or give another --out.") from error
+        raise UsageError(
+            f"{out} cannot be written ({error.strerror or error}): free disk space, or give another --out."
+        ) from error
     finally:
-        aside.unlink(missing_ok=True)
-    return writer.rows
+        temporary.unlink(missing_ok=True)
+    return written
 
 
-class _Counted:
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.rows = 0
-
-    def write(self, columns: Columns) -> None:
-        self._writer.write(columns)
-        self.rows += len(next(iter(columns.values())))
-
-    def close(self) -> None:
-        self._writer.close()
+def _length(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
 
 
-class _Csv:
-    def __init__(self, path: Path, rows: int) -> None:
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file)
-        self._begun = False
-
-    def write(self, columns: Columns) -> None:
-        if not self._begun:
-            self._writer.writerow(columns)
-            self._begun = True
-        # As text NumPy gives the shortest number that is read back as the same one.
-        self._writer.writerows(zip(*(values.astype(str).tolist() for values in columns.values()), strict=True))
-
-    def close(self) -> None:
-        self._file.close()
+def _write_csv(path: Path, pieces: Iterable[Columns], rows: int) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        for number, columns in enumerate(pieces):
+            if number == 0:
+                writer.writerow(columns)
+            # NumPy writes the shortest text that reads back as the same number.
+            writer.writerows(zip(*(values.astype(str).tolist() for values in columns.values()), strict=True))
 
 
-class _Npy:
-    def __init__(self, path: Path, rows: int) -> None:
-        self._path = path
-        self._rows = rows
-        self._written = 0
-        self._map: Any = None
-
-    def write(self, columns: Columns) -> None:
-        if self._map is None:
+def _write_npy(path: Path, pieces: Iterable[Columns], rows: int) -> None:
+    array: Any = None
+    start = 0
+    for columns in pieces:
+        if array is None:
             fields = [(name, values.dtype) for name, values in columns.items()]
-            self._map = np.lib.format.open_memmap(self._path, mode="w+", dtype=fields, shape=(self._rows,))
-        count = len(next(iter(columns.values())))
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=fields, shape=(rows,))
+        end = start + _length(columns)
         for name, values in columns.items():
-            self._map[name][self._written : self._written + count] = values
-        self._written += count
-
-    def close(self) -> None:
-        if self._map is not None:
-            self._map.flush()
+            array[name][start:end] = values
+        start = end
+    if array is not None:
+        array.flush()
 
 
-class _Parquet:
-    def __init__(self, path: Path, rows: int) -> None:
-        self._arrow = arrow.library()
-        self._path = path
-        self._writer: Any = None
-
-    def write(self, columns: Columns) -> None:
-        table = self._arrow.table({name: self._arrow.array(values) for name, values in columns.items()})
-        if self._writer is None:
-            self._writer = self._arrow.parquet.ParquetWriter(self._path, table.schema)
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+def _write_parquet(path: Path, pieces: Iterable[Columns], rows: int) -> None:
+    library, writer = arrow.library(), None
+    with contextlib.ExitStack() as stack:
+        for columns in pieces:
+            table = library.table({name: library.array(values) for name, values in columns.items()})
+            if writer is None:
+                writer = stack.enter_context(library.parquet.ParquetWriter(path, table.schema))
+            writer.write_table(table)
 
 
-WRITERS: Mapping[str, Callable[[Path, int], Writer]] = {".parquet": _Parquet, ".csv": _Csv, ".npy": _Npy}
-"""What writes a file, by how its name ends."""
+WRITERS: Mapping[str, Callable[[Path, Iterable[Columns], int], None]] = {
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+    ".npy": _write_npy,
+}
+"""Writers by file suffix; the number is that of all rows."""
 
 
 def _gathered(pieces: Iterable[Columns]) -> Iterator[Columns]:
-    """The same rows in larger pieces."""
     waiting: list[Columns] = []
     count = 0
     for columns in pieces:
         waiting.append(columns)
-        count += len(next(iter(columns.values())))
+        count += _length(columns)
         if count >= GATHERED:
             yield _joined(waiting)
             waiting, count = [], 0

@@ -1,4 +1,4 @@
-"""A mini-batch: its inputs, its target and the weights of its rows; and a module called on the inputs."""
+"""Mini-batches: split into inputs, target and row weights; and a call of a module on the inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from paragrad.errors import UsageError
 
 
 def split(batch: Any) -> tuple[Any, Any]:
-    """(inputs, target): the last of a tuple, the target key of a dict; a lone tensor is its own target."""
+    """Return (inputs, target). The target is the last item of a tuple, or the target key of a dict.
+
+    A single tensor is its own target.
+    """
     if isinstance(batch, Weighted):
         return split(batch.rows)
     if isinstance(batch, Mapping):
@@ -28,19 +31,19 @@ def split(batch: Any) -> tuple[Any, Any]:
 
 
 def has_target(batch: Any) -> bool:
-    """Whether ``split`` finds a target: a dict may have none that is named so."""
+    """Return whether ``split`` finds a target: a dict may have no target key."""
     if isinstance(batch, Weighted):
         return has_target(batch.rows)
     return not isinstance(batch, Mapping) or any(key in batch for key in TARGETS)
 
 
 def weight_of(batch: Any) -> torch.Tensor | None:
-    """The weight of each row, where rows have weights."""
+    """Return the weight of each row; None if rows have no weights."""
     return batch.weight if isinstance(batch, Weighted) else None
 
 
 def call(module: nn.Module, inputs: Any) -> Any:
-    """A module on one input, several, or named ones."""
+    """Call a module on one input, a tuple of inputs, or a dict of named inputs."""
     if isinstance(inputs, Mapping):
         return module(**inputs)
     if isinstance(inputs, tuple | list):
@@ -50,7 +53,7 @@ def call(module: nn.Module, inputs: Any) -> Any:
 
 @contextlib.contextmanager
 def fitting() -> Iterator[None]:
-    """A model is called with a user's rows for the first time: say that they do not fit it."""
+    """Raise a UsageError if the model, called for the first time on the user's rows, does not accept them."""
     try:
         yield
     except UsageError:

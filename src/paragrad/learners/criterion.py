@@ -1,4 +1,4 @@
-"""A loss of (output, target): the shape of the target, the normaliser of its mean, weights of rows, right answers."""
+"""A loss of (output, target): target shapes, the normaliser of its mean, row weights and accuracy."""
 
 from __future__ import annotations
 
@@ -12,41 +12,39 @@ from torch import nn
 
 from paragrad.data.source import leaves
 from paragrad.errors import UsageError
+from paragrad.models.losses import by_class as by_class
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 
 TRIALS = 8
-"""Draws of targets that a loss is tried on."""
-BY_CLASS = (nn.functional.cross_entropy, nn.functional.nll_loss)
+"""Random targets on which ``class_axis`` tries a loss."""
 
 
 def refuse_loss(loss: Any) -> None:
-    """Raise for a loss whose values of mini-batches cannot be joined as means."""
+    """Raise if the means of mini-batches cannot be joined to the loss of all of them, or if the loss has parameters."""
     if getattr(loss, "reduction", "mean") in ("sum", "none"):
         raise UsageError(
             f"{type(loss).__name__} has reduction={loss.reduction!r}, but workers' losses are joined as means: "
             "use reduction='mean'."
         )
     if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
-        raise UsageError(
-            f"{type(loss).__name__} has parameters of its own, which would never be trained: make them part of the model."
-        )
+        raise UsageError(f"{type(loss).__name__} has parameters, which would never be trained: make them part of the model.")
 
 
 def weighted_loss(loss: Any, output: Any, target: Any, weight: torch.Tensor) -> torch.Tensor:
-    """``sum of w_i * loss_i / rows``: not by the sum of weights, which may be 0 where some are negative."""
-    each = _of_each_row(loss)(output, target)
+    """Return ``sum of w_i * loss_i / rows``; the sum of weights cannot divide, since negative weights may make it 0."""
+    each = _without_reduction(loss)(output, target)
     if not isinstance(each, torch.Tensor) or each.shape[:1] != weight.shape:
         raise UsageError(
-            f"Rows have weights, but with reduction='none' {_name(loss)} returned "
-            f"{getattr(each, 'shape', type(each).__name__)} for {len(weight)} rows: use a loss that returns a number for each."
+            f"Rows have weights, but with reduction='none' {name_of(loss)} returned "
+            f"{getattr(each, 'shape', type(each).__name__)} for {len(weight)} rows: use a loss that returns one number per row."
         )
     flat = each.reshape(len(weight), -1)
     rows = flat.sum(1) if getattr(loss, "reduction", "mean") == "batchmean" else flat.mean(1)
     return (weight * rows).sum() / len(weight)
 
 
-def _of_each_row(loss: Any) -> Loss:
+def _without_reduction(loss: Any) -> Loss:
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         each = copy.copy(loss)
         each.reduction = "none"  # type: ignore[assignment]
@@ -54,17 +52,18 @@ def _of_each_row(loss: Any) -> Loss:
     if any(loss is function for function in vars(nn.functional).values()):
         return lambda output, target: loss(output, target, reduction="none")
     raise UsageError(
-        f"Rows have weights, but {_name(loss)} gives one number for all of them. Use a loss of torch.nn, such as "
-        "torch.nn.CrossEntropyLoss(), or a module of your own with an attribute reduction that it goes by ('mean' or 'none')."
+        f"Rows have weights, but {name_of(loss)} gives one number for all of them. Use a loss of torch.nn, such as "
+        "torch.nn.CrossEntropyLoss(), or your own module with an attribute reduction ('mean' or 'none') that it follows."
     )
 
 
-def _name(loss: Any) -> Any:
-    return getattr(loss, "__name__", type(loss).__name__)
+def name_of(loss: Any) -> str:
+    """Return the name of a loss function, or of a loss module's class."""
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def aligned(output: Any, target: Any, loss: Any = None) -> Any:
-    """A target in the shape of the output: torch would broadcast (B, 1) against labels of (B,) into (B, B)."""
+    """Return the target in the output's shape: torch would broadcast (B, 1) against labels of (B,) to (B, B)."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return target
     if output.shape != target.shape:
@@ -75,34 +74,29 @@ def aligned(output: Any, target: Any, loss: Any = None) -> Any:
     return target if target.is_floating_point() else target.to(output.dtype)
 
 
-def counted(loss: Any, target: torch.Tensor) -> torch.Tensor:
-    """The targets that the loss does not ignore."""
-    return target[target != _ignored(loss)] if not target.is_floating_point() else target
-
-
 def _ignored(loss: Any) -> int:
-    """The number in place of a class that does not count: torch's own, where the loss does not say."""
+    """Return the class number that the loss ignores; torch's default if the loss sets none."""
     return int(getattr(loss, "ignore_index", -100))
 
 
 def normaliser(loss: Any, target: Any) -> float:
-    """What the loss divides by: rows, or the class weights of these rows, or the targets that are not ignored."""
+    """Return the divisor of the mean loss: rows, the sum of these rows' class weights, or the targets not ignored."""
     first = leaves(target)[0]
     if not isinstance(first, torch.Tensor) or not first.ndim:
         return 1.0
     if by_class(loss) and not first.is_floating_point():
-        mine = counted(loss, first)
+        counted = first[first != _ignored(loss)]
         weight = getattr(loss, "weight", None)
-        return float(mine.numel() if weight is None else weight[mine].sum())
+        return float(counted.numel() if weight is None else weight[counted].sum())
     return float(first.shape[0])
 
 
 def sums(
     loss: Any, output: Any, target: Any, weight: torch.Tensor | None, axis: int | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Loss and accuracy of some rows as sums, each with what it is to be divided by; no accuracy where it has no meaning.
+    """Return loss and accuracy of some rows as sums, each with its divisor; no accuracy where it has no meaning.
 
-    ``axis`` is the one of the classes, see ``class_axis``; None: it is looked for.
+    ``axis`` is the axis of the classes; None: ``class_axis`` finds it.
     """
     if weight is None:
         divisor = normaliser(loss, target)
@@ -112,44 +106,37 @@ def sums(
     right = _right(loss, output, target, axis)
     if right is None:
         return found
-    here = _counts(loss, right, target)
-    if weight is None:
-        found["accuracy"] = (float((right & here).sum()), float(here.sum()))
+    if right.shape == target.shape and not target.is_floating_point():
+        counted = target != _ignored(loss)
     else:
-        mine, all_of_it = (
-            (each.to(weight.dtype).reshape(len(weight), -1).mean(1) * weight).sum() for each in (right & here, here)
-        )
-        found["accuracy"] = (float(mine), float(all_of_it))
+        counted = torch.ones_like(right, dtype=torch.bool)
+    parts = [right & counted, counted]
+    if weight is not None:
+        parts = [part.to(weight.dtype).reshape(len(weight), -1).mean(1) * weight for part in parts]
+    found["accuracy"] = (float(parts[0].sum()), float(parts[1].sum()))
     return found
 
 
 class Means:
-    """Loss and accuracy of many rows: sums over mini-batches, each with what it is divided by."""
+    """Mean loss and accuracy over many mini-batches."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
 
     def add(self, found: dict[str, tuple[float, float]]) -> None:
-        """The sums of a mini-batch."""
+        """Add the sums of a mini-batch, each with its divisor."""
         for name, (value, divisor) in found.items():
             total = self._sums.setdefault(name, [0.0, 0.0])
             total[0] += value
             total[1] += divisor
 
     def result(self) -> dict[str, float]:
-        """The means by name."""
+        """Return the means by name."""
         return {name: total / divisor if divisor else math.nan for name, (total, divisor) in self._sums.items()}
 
 
-def _counts(loss: Any, right: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Which answers count: those whose target the loss does not ignore."""
-    if right.shape == target.shape and not target.is_floating_point():
-        return target != _ignored(loss)
-    return torch.ones_like(right, dtype=torch.bool)
-
-
 def _right(loss: Any, output: Any, target: Any, axis: int | None) -> torch.Tensor | None:
-    """Which answers are right, or None where that has no meaning."""
+    """Return which answers are right; None where that has no meaning."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
     axis = class_axis(loss, output, target) if axis is None else axis
@@ -165,10 +152,10 @@ def _right(loss: Any, output: Any, target: Any, axis: int | None) -> torch.Tenso
 
 
 def class_axis(loss: Any, output: Any, target: Any) -> int | None:
-    """The axis of the output along which the loss compares classes; None where targets are no numbers of classes.
+    """Return the axis of the output along which the loss compares classes; None if targets are not class numbers.
 
-    It is the one that the target lacks. Where several have its length (outputs of (B, T, V) with T = V), torch's own losses
-    mean axis 1; another loss is tried: raising the output of the true class lowers it most.
+    It is the axis that the target lacks. If several axes fit (outputs of (B, T, V) with T = V), torch's own losses use axis
+    1. Any other loss is tried: raising the output of the true class lowers it most.
     """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
@@ -181,7 +168,7 @@ def class_axis(loss: Any, output: Any, target: Any) -> int | None:
 
 
 def _tried_axis(loss: Loss, output: torch.Tensor, target: torch.Tensor, fits: list[int]) -> int:
-    # Made smaller: the gradient of an answer that is certain would be 0.
+    # Scaled down, because the gradient of a certain answer would be 0.
     trial = (output.detach().clone() / output.detach().abs().max().clamp(min=1.0)).requires_grad_()
     draws, hits = torch.Generator().manual_seed(0), dict.fromkeys(fits, 0.0)
     for _ in range(TRIALS):
@@ -191,11 +178,5 @@ def _tried_axis(loss: Loss, output: torch.Tensor, target: torch.Tensor, fits: li
         for axis in fits:
             right = (gradient.argmin(axis) == drawn)[(gradient != 0).any(axis)]
             hits[axis] += float(right.float().mean()) if right.numel() else 0.0
-    return max(
-        fits, key=lambda axis: (hits[axis], axis)
-    )  # of equal ones the last, where models of sequences have their classes
-
-
-def by_class(loss: Any) -> bool:
-    """Whether integer targets are numbers of classes to this loss."""
-    return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or any(loss is function for function in BY_CLASS)
+    # Ties go to the last axis, where sequence models have their classes.
+    return max(fits, key=lambda axis: (hits[axis], axis))

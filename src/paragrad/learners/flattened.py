@@ -1,23 +1,26 @@
-"""What learners whose tensors are views of three vectors have in common."""
+"""The common part of learners whose tensors are views of three vectors."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
-from paragrad.core.flat import Flat, Piece
+from paragrad.core.flat import Flat
 from paragrad.types import Vector
 
 Place: TypeAlias = tuple[str, int, int, list[int], str]
-"""The vector of a checkpoint, the first and the last element, the shape and the type of a tensor."""
+"""Position of a tensor in a checkpoint: the vector, the first and last element, the shape and the type."""
 
 
 class Flattened:
-    """A model's trained tensors, its floating state that is not trained, and its counters: each as one vector."""
+    """A model's trained tensors, its untrained floating-point state and its counters, each as one vector."""
+
+    _optimizer: Any
 
     def __init__(
         self,
@@ -28,8 +31,16 @@ class Flattened:
         self._weights = Flat(weights)
         self._buffers = Flat(buffers, kind="buffer")
         self._integers = Flat(integers, kind="buffer")
+        self.pieces = {
+            "weights": self._weights.pieces,
+            "buffers": self._buffers.pieces,
+            "integers": self._integers.pieces,
+        }
+        """Positions of the model's tensors in weights, buffers and integers."""
+        self.coarse = self._weights.coarse
+        """True if the model holds weights in a coarser type than the vector."""
         self.report: Callable[[str], None] = warnings.warn
-        """Told what went wrong in a validation that went on."""
+        """Called with errors that do not end a validation."""
 
     @property
     def weights(self) -> Vector:
@@ -38,7 +49,7 @@ class Flattened:
 
     @property
     def buffers(self) -> Vector:
-        """Batch-norm statistics and the like."""
+        """Floating-point state that is not trained, such as batch-norm statistics."""
         return self._buffers.vector
 
     @property
@@ -47,36 +58,44 @@ class Flattened:
         return self._integers.vector
 
     @property
-    def coarse(self) -> bool:
-        """Whether the model holds weights in a coarser type than the vector."""
-        return self._weights.coarse
-
-    @property
-    def pieces(self) -> dict[str, list[Piece]]:
-        """Where each tensor of the model lies in weights, buffers and integers."""
-        kinds = {"weights": self._weights, "buffers": self._buffers, "integers": self._integers}
-        return {kind: flat.pieces for kind, flat in kinds.items()}
+    def aliasable(self) -> bool:
+        """True if the parameters can be views of a given vector."""
+        return self._weights.movable
 
     @property
     def layout(self) -> dict[str, Place]:
-        """Where each tensor lies in the vectors of a checkpoint, by name."""
+        """Positions of the tensors in the vectors of a checkpoint, by name."""
         files = {"weights": "value", "buffers": "buffers", "integers": "integers"}
-        return {piece.name: _place(files[kind], piece) for kind, pieces in self.pieces.items() for piece in pieces}
+        return {
+            p.name: (files[kind], p.lo, p.hi, list(p.tensor.shape), str(p.tensor.dtype).removeprefix("torch."))
+            for kind, pieces in self.pieces.items()
+            for p in pieces
+        }
 
     def spread(self) -> bool:
-        """Bring the model up to date with the vectors."""
+        """Copy the vectors to the model."""
         self._buffers.spread()
         self._integers.spread()
         return self._weights.spread()
 
     def collect(self) -> None:
-        """Bring the vectors up to date with the model."""
+        """Copy the model's state to the vectors."""
         self._weights.collect()
         self._buffers.collect()
         self._integers.collect()
 
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Restore weights, buffers and integers afterwards; call ``collect`` before and at the end."""
+        vectors = (self.weights, self.buffers, self.integers)
+        before = [vector.clone() for vector in vectors]
+        yield
+        for vector, old in zip(vectors, before, strict=True):
+            vector.copy_(old)
+        self.spread()
+
     def gradient_norm(self) -> float:
-        """Return the length of the last step's gradient, as the optimiser saw it; NaN where there is none."""
+        """Return the norm of the last step's gradient as the optimiser received it; NaN if there is none."""
         gradients = [piece.tensor.grad for piece in self._weights.pieces if piece.tensor.grad is not None]
         if not gradients:
             return math.nan
@@ -84,17 +103,20 @@ class Flattened:
         norms = (torch.linalg.vector_norm(g, dtype=dtype) for g, dtype in zip(gradients, wide, strict=True))
         return math.hypot(*map(float, norms))
 
-    @property
-    def aliasable(self) -> bool:
-        """Whether the parameters can be views of a vector that is given."""
-        return self._weights.movable
-
     def check_all(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raise where one of these, or a buffer, no longer lies in its vector."""
+        """Raise if one of these tensors, or a buffer, is no longer a view of its vector."""
         self._weights.check(weights)
         self._buffers.check()
         self._integers.check()
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the local optimiser's state."""
+        return {name: tensor.clone() for name, tensor in self._optimizer.state().items()}
 
-def _place(vector: str, piece: Piece) -> Place:
-    return vector, piece.lo, piece.hi, list(piece.tensor.shape), str(piece.tensor.dtype).removeprefix("torch.")
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore a state that ``state`` returned."""
+        self._optimizer.load(state)
+
+    def recover(self) -> None:
+        """Reset the optimiser's state after NaN."""
+        self._optimizer.forget()

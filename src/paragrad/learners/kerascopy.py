@@ -1,4 +1,4 @@
-"""Copies of a Keras model that travel to the workers, and the learning rate that they follow."""
+"""Copies of a Keras model for the workers, and the learning rate that the copies follow."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from paragrad.errors import UsageError
 from paragrad.learners.kerasmodel import library
 
 RATE = "_paragrad_rate"
-"""The attribute of a copy that says which rate it follows: it travels with the copy."""
+"""Attribute of a copy that holds the rate it follows; it is pickled with the copy."""
 TRACKING = "keras.src.utils.tracking"
-"""Where Keras keeps the lists and dicts that note what is put into them, and the trackers that they tell."""
-
+"""Keras's module of lists and dicts that track their items, and of the trackers they report to."""
 NODES = "_nodes_by_depth"
-"""Where a functional model keeps its graph, whose nodes it also knows by ``id``."""
+"""Attribute in which a functional model keeps its graph; the model also knows the nodes by ``id``."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A model as bytes: its classes by value where no worker could import them, its optimiser with all that it holds."""
+    """A pickled model: classes that workers cannot import are pickled by value, and the optimiser includes its state."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
-    """An array, so that large ones are mapped by all workers instead of copied to each."""
+    """An array, so that all workers can map a large model instead of copying it."""
 
     def open(self) -> Any:
-        """A model of its own."""
+        """Return a new copy of the model."""
         library()
         model, known = cloudpickle.loads(self.data.tobytes())
         for thing in known:
-            _renew(thing)
+            _renew_ids(thing)
         return model
 
 
 def pack(model: Any) -> Packed:
-    """The model as it is.
+    """Pickle the model as it is.
 
-    Keras's own way goes through a .keras archive, which leaves out what has no ``get_config`` (lambdas, closures, many
-    subclasses) and needs every class registered. Here objects travel as they are; what Keras keeps by ``id`` is renewed.
+    Keras itself would write a .keras archive. That leaves out objects without ``get_config`` (lambdas, closures, many
+    subclasses) and needs every class registered. Here objects are pickled, and tables that Keras keeps by ``id`` are renewed.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
@@ -55,7 +54,7 @@ def pack(model: Any) -> Packed:
     except Exception as error:
         raise UsageError(
             f"The Keras model ({type(model).__name__}) cannot be copied to the workers: {type(error).__name__}: {error}. "
-            "Something that it holds (a lock, a generator, a connection) cannot be pickled: make it in call() or build()."
+            "One of its attributes (a lock, a generator, a connection) cannot be pickled: make it in call() or build()."
         ) from error
     return Packed(np.frombuffer(buffer.getbuffer(), dtype=np.uint8))
 
@@ -65,32 +64,32 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(buffer)
         keras = library()
         self.known: list[Any] = []
-        """Whatever keeps objects by their ``id``; pickled last, when it is complete."""
+        """Objects with tables by ``id``; pickled last, when the list is complete."""
         self._saveable = next(kind for kind in keras.Model.__mro__ if kind.__name__ == "KerasSaveable")
         self._optimizer = keras.optimizers.Optimizer
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, torch.nn.Parameter):
             # A view of the flat vector would take the whole vector with it.
-            return _parameter, (thing.detach().cpu().clone(), thing.requires_grad)
+            return torch.nn.Parameter, (thing.detach().cpu().clone(), thing.requires_grad)
         if isinstance(thing, self._saveable):
             if isinstance(thing, self._optimizer) or NODES in vars(thing):
                 self.known.append(thing)
-            return _bare, (type(thing),), dict(vars(thing)), None, None, _furnish
+            return _bare, (type(thing),), dict(vars(thing)), None, None, _set_attributes
         if type(thing).__name__ == "DynamicBackend":
-            # Layers that prepare inputs (Normalization, Rescaling) hold one, which asks itself for whatever it lacks.
+            # Preprocessing layers (Normalization, Rescaling) have one; its __getattr__ looks up every missing attribute.
             return type(thing), (thing.name,)
         if type(thing).__module__ == TRACKING:
             for kind in (list, dict, set):
                 if isinstance(thing, kind):
-                    return _bare, (type(thing),), (kind(thing), dict(vars(thing))), None, None, _furnish_collection
+                    return _bare, (type(thing),), (kind(thing), dict(vars(thing))), None, None, _set_items
             if hasattr(thing, "stored_ids"):
                 self.known.append(thing)
         return super().reducer_override(thing)
 
 
-def _renew(thing: Any) -> None:
-    """What is kept by ``id``: that of the copies."""
+def _renew_ids(thing: Any) -> None:
+    """Replace the ids of the originals by those of the copies."""
     if type(thing).__module__ == TRACKING:
         thing.stored_ids = {name: {id(value) for value in store} for name, (_, store) in thing.config.items()}
     elif NODES in vars(thing):
@@ -101,21 +100,17 @@ def _renew(thing: Any) -> None:
         thing._trainable_variables_indices = {id(value): i for i, value in enumerate(thing._trainable_variables)}
 
 
-def _parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
-    return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-
-
 def _bare(kind: type) -> Any:
     base = next((known for known in (list, dict, set) if issubclass(kind, known)), object)
     return base.__new__(kind)
 
 
-def _furnish(thing: Any, state: dict[str, Any]) -> None:
+def _set_attributes(thing: Any, state: dict[str, Any]) -> None:
     # Keras's own __setattr__ would track every value again.
     thing.__dict__.update(state)
 
 
-def _furnish_collection(thing: Any, state: tuple[Any, dict[str, Any]]) -> None:
+def _set_items(thing: Any, state: tuple[Any, dict[str, Any]]) -> None:
     values, attributes = state
     add = list.extend if isinstance(thing, list) else dict.update if isinstance(thing, dict) else set.update
     add(thing, values)
@@ -123,7 +118,7 @@ def _furnish_collection(thing: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 class Rate:
-    """A learning rate that the trainer sets and its workers read: eight bytes of a file that they share."""
+    """A learning rate that the trainer sets and its workers read: eight bytes of a shared file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -134,7 +129,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The rate now."""
+        """Current rate."""
         return float(self._cell[0])
 
     @value.setter
@@ -144,7 +139,7 @@ class Rate:
 
 @contextlib.contextmanager
 def followed(model: Any) -> Iterator[tuple[Any, Rate | None]]:
-    """A copy of the model, and the rate that all further copies of it train with; None where its optimiser has a schedule."""
+    """Yield a copy of the model, and the rate that all copies of it use; None if the optimiser has a schedule."""
     copy, keras = pack(model).open(), library()
     optimizer = getattr(copy.optimizer, "inner_optimizer", copy.optimizer)
     if not isinstance(optimizer._learning_rate, keras.Variable):
@@ -159,6 +154,6 @@ def followed(model: Any) -> Iterator[tuple[Any, Rate | None]]:
 
 
 def rate_of(model: Any) -> Rate | None:
-    """The rate that a model follows, if any."""
+    """Return the rate that a model follows, if any."""
     found: Rate | None = vars(model).get(RATE)
     return found

@@ -1,4 +1,4 @@
-"""A Keras model as an object: the library behind it, whether it can be trained, its tensors, its file."""
+"""Keras models: import of the library, checks before training, tensors and files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Named: TypeAlias = list[tuple[str, torch.Tensor]]
 
 
 def library() -> Any:
-    """Keras, which must run on torch."""
+    """Import and return Keras, which must run on torch."""
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "torch")
     try:
@@ -41,22 +41,22 @@ def library() -> Any:
 
 def _remedy() -> str:
     return (
-        "Before the first `import keras`, write: import os; os.environ['KERAS_BACKEND'] = 'torch' (or start Python by "
+        "Before the first `import keras`, write: import os; os.environ['KERAS_BACKEND'] = 'torch' (or start Python with "
         'KERAS_BACKEND=torch python ..., or put "backend": "torch" into ~/.keras/keras.json). Models made on another backend '
         "can be saved there as .keras and loaded here."
     )
 
 
 def refuse(model: Any) -> None:
-    """Raise where a model is none of Keras's, or cannot be trained by several workers as it was compiled."""
+    """Raise if this is not a Keras model, or if several workers cannot train it as it is compiled."""
     library()
     if not is_keras(model):
         raise UsageError(f"The model is a {type(model).__name__}, but it must be a compiled keras.Model.")
     name = type(model).__name__
     if not getattr(model, "compiled", False) or getattr(model, "optimizer", None) is None:
         raise UsageError(
-            f"The Keras model ({name}) is not compiled, so that it has no loss and no optimiser: call "
-            "model.compile(optimizer='adam', loss='sparse_categorical_crossentropy', metrics=['accuracy']) or the like."
+            f"The Keras model ({name}) is not compiled, so it has no loss and no optimiser: call "
+            "model.compile(optimizer='adam', loss='sparse_categorical_crossentropy', metrics=['accuracy']) or similar."
         )
     if model.jit_compile:
         raise UsageError(
@@ -65,27 +65,27 @@ def refuse(model: Any) -> None:
         )
     if model.steps_per_execution > 1:
         raise UsageError(
-            f"The model was compiled with steps_per_execution={model.steps_per_execution}, which Keras does not know on torch: "
-            "leave it out."
+            f"The model was compiled with steps_per_execution={model.steps_per_execution}, which Keras does not support on "
+            "torch: leave it out."
         )
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if getattr(optimizer, "use_ema", False):
         raise UsageError(
-            f"{type(optimizer).__name__} has use_ema=True, but the average would be each worker's own and be lost: leave "
+            f"{type(optimizer).__name__} has use_ema=True, but each worker would compute its own average and lose it: leave "
             "use_ema out. (EASGD and AEASGD average the workers themselves.)"
         )
 
 
 def is_custom(model: Any) -> bool:
-    """Whether the model makes its own training step."""
+    """Return whether the model defines its own training step."""
     return type(model).train_step is not library().Model.train_step
 
 
-# -- its tensors ----------------------------------------------------------------------------------------------------
+# -- tensors --------------------------------------------------------------------------------------------------------
 
 
 def seeds(model: Any) -> list[torch.Tensor]:
-    """The states of its seed generators: those of dropout, and of whatever else draws random numbers."""
+    """Return the states of the model's seed generators, from which dropout and other layers draw random numbers."""
     found: dict[int, torch.Tensor] = {}
     for layer in model._flatten_layers():
         for generator in getattr(layer, "_seed_generators", ()):
@@ -94,15 +94,15 @@ def seeds(model: Any) -> list[torch.Tensor]:
 
 
 def global_seed() -> torch.Tensor:
-    """The state of the one generator that all of ``keras.random`` draws from where it is given no seed."""
+    """Return the state of the generator that ``keras.random`` uses if it is given no seed."""
     state: torch.Tensor = sys.modules["keras.src.random.seed_generator"].global_seed_generator().state.value
     return state
 
 
 def tensors(model: Any) -> tuple[Named, Named, Named]:
-    """What training moves; floating state that it does not (batch-norm statistics); integer state; by name.
+    """Return trained tensors, untrained floating-point state (batch-norm statistics) and integer state, by name.
 
-    Frozen weights are in none of them, nor are the states of seed generators, which are drawn anew for each mini-batch.
+    Frozen weights are in none of them, nor are the states of seed generators, which are drawn again for each mini-batch.
     """
     trained = [variable for variable in model.trainable_variables if variable.value.is_floating_point()]
     if not trained:
@@ -111,7 +111,7 @@ def tensors(model: Any) -> tuple[Named, Named, Named]:
     for layer in model._flatten_layers():
         state += [variable for variable in layer._non_trainable_variables if id(variable.value) not in apart]
     known = {id(variable.value) for variable in model.variables}
-    # A wrapped torch module has buffers of its own, which Keras does not know.
+    # A wrapped torch module has buffers that Keras does not know.
     further = {
         id(buffer): (f"{layer.path}/{name}", buffer)
         for layer in model._flatten_layers()
@@ -125,7 +125,7 @@ def tensors(model: Any) -> tuple[Named, Named, Named]:
 
 
 def _named(variables: list[Any]) -> Named:
-    """Each tensor once, under its path; a path that two variables have is numbered."""
+    """Return each tensor once, with its path; append a number to a path that several variables share."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     used: dict[str, int] = {}
     for variable in variables:
@@ -137,7 +137,7 @@ def _named(variables: list[Any]) -> Named:
 
 @torch.no_grad()
 def fill(model: Any, weights: Vector, buffers: Vector, integers: Vector) -> None:
-    """Write a learner's vectors into a model: the inverse of what ``Flat`` makes of its tensors."""
+    """Write a learner's vectors into a model; the inverse of ``Flat`` on its tensors."""
     for named, vector in zip(tensors(model), (weights, buffers, integers), strict=True):
         start = 0
         for _, tensor in sorted(named, key=lambda item: str(item[1].dtype)):
@@ -146,15 +146,14 @@ def fill(model: Any, weights: Vector, buffers: Vector, integers: Vector) -> None
 
 
 def device_of(model: Any) -> torch.device:
-    """Where a model's variables are; where Keras would make them, if it has none yet."""
+    """Return the device of a model's variables; if it has none yet, the device on which Keras would make them."""
     found: torch.device = (model.variables[0].value if model.variables else library().ops.zeros(())).device
     return found
 
 
 def move(model: Any, device: torch.device) -> None:
-    """Bring all that a model and its optimiser hold to a device."""
-    keep = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-    for variable in keep:
+    """Move a model, its metrics and its optimiser to a device."""
+    for variable in (*model.variables, *model.metrics_variables, *model.optimizer.variables):
         variable.value.data = variable.value.data.to(device)
     for module in {inner for layer in model._flatten_layers() for inner in layer.modules()}:
         for name, buffer in module._buffers.items():
@@ -163,7 +162,7 @@ def move(model: Any, device: torch.device) -> None:
 
 
 def losses(model: Any) -> list[Any]:
-    """The losses that it was compiled with."""
+    """Return the losses that the model was compiled with."""
     return [loss for loss in library().tree.flatten(model.loss) if loss is not None]
 
 
@@ -171,7 +170,7 @@ def losses(model: Any) -> list[Any]:
 
 
 def load(path: str | Path) -> Any:
-    """The model in a .keras file."""
+    """Load the model from a .keras file."""
     keras, file = library(), Path(path).expanduser()
     if not file.is_file():
         raise UsageError(f"model={str(path)!r}, but there is no file {file}.")
@@ -180,31 +179,25 @@ def load(path: str | Path) -> Any:
             return keras.saving.load_model(file)
     except Exception as error:
         raise UsageError(
-            f"{file} cannot be loaded as a Keras model ({type(error).__name__}: {error}). It may be cut short; or it has "
-            "classes of your own: write a function that imports them and loads it, and give FILE.py:FUNCTION."
+            f"{file} cannot be loaded as a Keras model ({type(error).__name__}: {error}). It may be truncated, or it has "
+            "custom classes: write a function that imports them and loads the file, and give FILE.py:FUNCTION."
         ) from error
 
 
 def why_not_saved(model: Any) -> str | None:
-    """Why Keras cannot write the model as .keras; None where it can."""
+    """Return why Keras cannot write the model as .keras; None if it can."""
     with quiet():
         try:
             library().saving.serialize_keras_object(model)
         except Exception as error:
-            # Keras explains at length, with an example; what is wrong stands before that.
+            # Keras adds a long explanation with an example; the error comes before it.
             return f"{type(error).__name__}: {' '.join(str(error).partition('Example')[0].split())}"
     return None
 
 
-def save(model: Any, path: Path) -> None:
-    """Write a .keras file."""
-    with quiet():
-        model.save(path)
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keras warns of what it does not save, such as the state of an optimiser that has made no step."""
+    """Silence warnings: Keras warns about everything it does not save, such as the state of an unused optimiser."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

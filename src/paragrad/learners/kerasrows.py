@@ -1,4 +1,4 @@
-"""A compiled Keras model as a function of one replica's tensors, in Keras's own stateless scope."""
+"""A compiled Keras model as a function of one replica's tensors, in Keras's stateless scope."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ KINDS = ("weights", "buffers", "integers")
 
 
 def why_not(learner: KerasLearner) -> str | None:
-    """Why a Keras model's replicas cannot be computed together, where that need not be tried; None: try."""
+    """Return why a Keras model's replicas cannot be computed together; None if a trial has to decide."""
     model, keras = learner.model, kerasmodel.library()
-    name = type(model).__name__
     if kerasmodel.is_custom(model):
-        return f"{name} makes its own train_step"
+        return f"{type(model).__name__} defines its own train_step"
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.TorchModuleWrapper):
-            return f"the layer {layer.name} is a torch module, whose tensors Keras cannot replace for a while"
+            return f"the layer {layer.name} is a torch module, whose tensors Keras cannot replace temporarily"
         if layer.compute_dtype != layer.variable_dtype:
             return f"the layer {layer.name} computes in {layer.compute_dtype}, but holds its weights in {layer.variable_dtype}"
     return kerasrows.why_not(model.optimizer, model.trainable_variables)
 
 
 class KerasRowModel:
-    """A Keras model and its compiled loss, in a scope in which each of its variables is whatever tensor it is given.
+    """A Keras model and its compiled loss, in a scope that replaces each variable by a given tensor.
 
-    ``stateless_call`` is such a scope around ``call``. It leaves out what ``__call__`` does (among others to tell the layers
-    of a subclassed model that they are trained), so that batch-norm would not be as in ``fit``; here the model is called.
+    ``stateless_call`` is such a scope around ``call``. It skips ``__call__``, which, for example, sets ``training`` in the
+    layers of a subclassed model, so batch-norm would differ from ``fit``. Here the model itself is called.
     """
 
-    capturable = False  # Keras brings numbers to the device in the midst of a step, which a CUDA graph does not allow
+    capturable = False  # Keras copies numbers to the device during a step, which a CUDA graph does not allow
 
     def __init__(self, learner: KerasLearner, device: torch.device) -> None:
         self._keras = kerasmodel.library()
@@ -51,32 +50,29 @@ class KerasRowModel:
         self._variables = [_variables(self._model, self.pieces[kind], kind) for kind in KINDS]
         self._rate = learner.followed_rate
         self._scheduled: dict[int, float] | None = {} if kerasrows.is_scheduled(self._model.optimizer) else None
-        """The rates of a schedule by the number of steps, as they were asked for."""
+        """Cached rates of a schedule by the number of steps; None: there is no schedule."""
         mine = _variables(learner.model, self.pieces["weights"], "weights")
         self.optimizer: RowOptimizer = kerasrows.rows_of(learner.model.optimizer, mine, self.pieces["weights"])
         self._clipping = kerasrows.Clipping.of(learner.model.optimizer, self.pieces["weights"])
-
-    @property
-    def paced(self) -> bool:
-        return self._rate is not None or self._scheduled is not None
+        self.paced = self._rate is not None or self._scheduled is not None
+        self.clips = self._clipping is not None
 
     def rate(self, progress: float, made: int) -> float:
         if self._scheduled is not None:
             if made not in self._scheduled:
                 self._scheduled[made] = self._rate_after(made)
             return self._scheduled[made]
-        return self.optimizer.lr if self._rate is None else self._kept(self._rate.value)
+        if self._rate is None:
+            return self.optimizer.lr
+        # Rounded as in the optimiser's own variable.
+        return float(torch.tensor(self._rate.value, dtype=self._model.optimizer._learning_rate.value.dtype))
 
     def _rate_after(self, steps: int) -> float:
-        """What the schedule says, as the optimiser asks it."""
+        """Return the schedule's rate after a number of steps, as the optimiser computes it."""
         optimizer = self._model.optimizer
         with self._keras.device(self._device), torch.no_grad():
             optimizer._iterations.assign(steps)
             return float(optimizer.learning_rate)
-
-    def _kept(self, rate: float) -> float:
-        """A rate as the optimiser's own variable would hold it."""
-        return float(torch.tensor(rate, dtype=self._model.optimizer._learning_rate.value.dtype))
 
     def state(self, slots: list[Vector], made: int) -> dict[str, torch.Tensor]:
         optimizer = self._model.optimizer
@@ -95,10 +91,6 @@ class KerasRowModel:
         kept = kerasrows.slots_of(optimizer, self._variables[0])
         return [torch.cat([tensor.reshape(-1) for tensor in tensors]) for tensors in kept], int(optimizer.iterations)
 
-    @property
-    def clips(self) -> bool:
-        return self._clipping is not None
-
     def clip(self, gradient: torch.Tensor) -> None:
         if self._clipping is not None:
             self._clipping(gradient)
@@ -109,7 +101,8 @@ class KerasRowModel:
         x, y, _ = parts(self._model, batch)
         given = (weights, buffers, integers)
         pairs = [pair for kind in zip(self._variables, given, strict=True) for pair in zip(*kind, strict=True)]
-        with self._keras.device(self._device), _AsItLies(), self._keras.StatelessScope(pairs, collect_losses=True) as scope:
+        scope = self._keras.StatelessScope(pairs, collect_losses=True)
+        with self._keras.device(self._device), _AnyMemoryFormat(), scope:
             output = call(self._model, x, training=True)
             loss = self._model.compute_loss(x=x, y=y, y_pred=output)
         for variable, tensor in pairs[len(weights) :]:
@@ -117,8 +110,8 @@ class KerasRowModel:
         return loss, loss.new_full((), float(len(leaves(x)[0])), dtype=torch.float64)
 
 
-class _AsItLies(TorchFunctionMode):
-    """Inside it, images lie in memory as Keras would have them: it asks before a convolution, which no row can be asked."""
+class _AnyMemoryFormat(TorchFunctionMode):
+    """Answers that a tensor has the memory format Keras asks for before a convolution; vmap cannot answer for one row."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -129,7 +122,7 @@ class _AsItLies(TorchFunctionMode):
 
 
 def same_steps(learner: KerasLearner) -> bool:
-    """Whether two steps for rows come to where the installed Keras comes: its formulas may change."""
+    """Return whether two steps for rows give the weights of the installed Keras, whose formulas may change."""
     before, state = learner.weights.clone(), learner.state()
     model = KerasRowModel(learner, before.device)
     gradient = torch.randn(before.shape, dtype=before.dtype, generator=torch.Generator().manual_seed(0)).to(before.device)
@@ -153,7 +146,7 @@ def same_steps(learner: KerasLearner) -> bool:
 
 
 def _variables(model: Any, pieces: list[Piece], kind: str) -> list[Any]:
-    """The model's own variables, in the order of these pieces."""
+    """Return the model's variables in the order of these pieces."""
     tensors = dict(kerasmodel.tensors(model)[KINDS.index(kind)])
     by_tensor = {id(variable.value): variable for variable in model.variables}
     return [by_tensor[id(tensors[piece.name])] for piece in pieces]

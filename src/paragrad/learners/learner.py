@@ -1,4 +1,4 @@
-"""What a learner is: one model as local steps on one flat vector. Write your own for a GAN, or a step of any kind."""
+"""The Learner protocol: one model as local steps on one flat vector. Write your own for a GAN or a custom training step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paragrad.types import Vector, VectorOptimizer
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one mini-batch did: its mean loss, and the normaliser of that mean (rows, or the sum of class weights)."""
+    """Result of one mini-batch: its mean loss, and the normaliser of that mean (rows, or the sum of class weights)."""
 
     loss: float
     weight: float
@@ -25,8 +25,8 @@ class Step:
 class Learner(Protocol):
     """One model as local steps on one flat vector; ``pg.train`` takes a function that makes one.
 
-    What more it may be able to do are protocols of their own, below (and ``types.Paced``: a learning rate that goes by the
-    progress of the run): an engine looks whether they are there.
+    Optional abilities are separate protocols, below; ``types.Paced`` is one more, for a learning rate that follows the
+    progress of the run. An engine checks which of them a learner implements.
     """
 
     @property
@@ -35,7 +35,7 @@ class Learner(Protocol):
 
     @property
     def buffers(self) -> Vector:
-        """Floating state that is not trained (batch-norm statistics); may be empty."""
+        """Floating-point state that is not trained (batch-norm statistics); may be empty."""
 
     @property
     def integers(self) -> Vector:
@@ -43,60 +43,60 @@ class Learner(Protocol):
 
     @property
     def lr(self) -> float:
-        """The learning rate now."""
+        """Current learning rate."""
 
     def step(self, batch: Any) -> Step:
-        """One local optimiser step on a mini-batch."""
+        """Make one local optimiser step on a mini-batch."""
 
     def gradient(self, batch: Any, out: Vector, accumulate: float = 0.0) -> Step:
-        """The mean gradient of a mini-batch into ``out``, joined with a mean of weight ``accumulate`` that is there."""
+        """Write the mean gradient of a mini-batch to ``out``, or average it there with a mean of weight ``accumulate``."""
 
     def evaluate(self, source: Source, batch_size: int) -> dict[str, float]:
-        """Mean ``loss`` over all rows, ``accuracy`` where it has a meaning, and further metrics by name."""
+        """Return the mean ``loss`` over all rows, ``accuracy`` where it applies, and further metrics by name."""
 
     def spread(self) -> bool:
-        """Bring the model up to date with ``weights``; True where the model holds them in a coarser type."""
+        """Copy ``weights`` to the model; return True if the model holds them in a coarser type."""
 
     def collect(self) -> None:
-        """Bring ``weights``, ``buffers`` and ``integers`` up to date with the model."""
+        """Copy the model's state to ``weights``, ``buffers`` and ``integers``."""
 
     def check(self) -> None:
-        """Raise where the model's parameters no longer lie in ``weights``."""
+        """Raise if the model's parameters are no longer views of ``weights``."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The local optimiser's state as named tensors."""
+        """Return the local optimiser's state as named tensors."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of ``state``."""
+        """Restore a state that ``state`` returned."""
 
 
 @runtime_checkable
 class WarmsUp(Protocol):
-    """A learner that can do before the start barrier what only the first step would else wait for."""
+    """A learner that can do the slow part of its first step before the start barrier."""
 
     def warm_up(self, batch: Any) -> None:
-        """Run through a mini-batch and leave everything as it was."""
+        """Process one mini-batch and leave the learner unchanged."""
 
 
 @runtime_checkable
 class Measures(Protocol):
-    """A learner that can tell how long its last gradient was, for the record."""
+    """A learner that measures the norm of its last gradient, for the record."""
 
     def gradient_norm(self) -> float:
-        """Return the length of the last step's gradient; NaN where there is none."""
+        """Return the norm of the last step's gradient; NaN if there is none."""
 
 
 @runtime_checkable
 class Recovers(Protocol):
-    """A learner that can go on after NaN."""
+    """A learner that can continue after NaN."""
 
     def recover(self) -> None:
-        """Forget the local optimiser's state."""
+        """Reset the local optimiser's state."""
 
 
 @runtime_checkable
 class Scatters(Protocol):
-    """A learner for schemes whose workers start apart."""
+    """A learner for schemes whose workers start from different points."""
 
     def scatter(self, seed: int) -> None:
         """Move the weights to a random point."""
@@ -107,52 +107,52 @@ class StepsAtCenter(Protocol):
     """A learner for schemes that ship gradients."""
 
     def center_optimizer(self, device: str = "cpu") -> VectorOptimizer:
-        """The user's optimiser, for one flat vector on a device."""
+        """Return the user's optimiser, for one flat vector on a device."""
 
 
 @runtime_checkable
 class Aliases(Protocol):
-    """A learner whose weights can be put into memory that is given; an answer is then written straight into them."""
+    """A learner whose weights can be moved into a given vector, so that replies are written directly into them."""
 
     @property
     def aliasable(self) -> bool:
-        """Whether this model's can."""
+        """True if this model's weights can be moved."""
 
     def alias(self, vector: Vector) -> None:
-        """Let ``vector`` be the weights, with what it holds."""
+        """Use ``vector`` and its values as the weights."""
 
 
 @runtime_checkable
 class Reports(Protocol):
-    """A learner that says what went wrong in a validation that went on, such as a metric that raised."""
+    """A learner that reports errors which do not end a validation, such as a metric that raised."""
 
     report: Callable[[str], None]
-    """Called with a sentence; whoever asks for validations sets it."""
+    """Called with a sentence; set by the caller of ``evaluate``."""
 
 
 @runtime_checkable
 class Saves(Protocol):
-    """A learner whose model has names for its tensors, and perhaps a file format of its own."""
+    """A learner whose model names its tensors and may have its own file format."""
 
     @property
     def file(self) -> str | None:
-        """The name of the file that ``save`` writes; None: there is none."""
+        """Name of the file that ``save`` writes; None if the model cannot be saved in its own format."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that is kept of the model, by name."""
+        """Return all saved tensors of the model by name."""
 
     def save(self, path: Path) -> None:
         """Write the model in its own format."""
 
 
 def marked(learner: Learner, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state under names that say of which optimiser it is."""
+    """Prefix the names in an optimiser's state with the kind of the optimiser."""
     kind = _kind(learner)
     return {f"{kind}.{name}": tensor for name, tensor in state.items()}
 
 
 def unmarked(learner: Learner, kept: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    """The inverse; None where it is of another optimiser than the learner's."""
+    """Remove the prefixes of ``marked``; return None if the state belongs to another kind of optimiser."""
     kind = f"{_kind(learner)}."
     if not all(name.startswith(kind) for name in kept):
         return None
@@ -160,7 +160,7 @@ def unmarked(learner: Learner, kept: Mapping[str, torch.Tensor]) -> dict[str, to
 
 
 def load_marked(learner: Learner, kept: Mapping[str, torch.Tensor]) -> bool:
-    """Let the learner's optimiser go on from such a state; False, and nothing is done, where it is of another optimiser."""
+    """Load a marked state into the learner; do nothing and return False if it belongs to another kind of optimiser."""
     state = unmarked(learner, kept)
     if state:
         learner.load(state)
@@ -172,5 +172,5 @@ def _kind(learner: Learner) -> str:
 
 
 def is_aliasable(learner: Learner) -> TypeGuard[Aliases]:
-    """Whether the learner's weights can be put into memory that is given."""
+    """Return whether the learner's weights can be moved into a given vector."""
     return isinstance(learner, Aliases) and learner.aliasable

@@ -1,7 +1,7 @@
-"""Linear layers of many replicas as batched matrix products, whose weight gradients are written where they are wanted.
+"""Linear layers of many replicas as batched matrix products, with weight gradients written in place.
 
-``torch.func.vmap`` alone gives the gradient of a linear layer's weights as a transposed view, which every pass of an
-optimiser over all replicas then pays for; here it is written in place, beside those of the other tensors.
+``torch.func.vmap`` alone gives the gradient of a linear layer's weights as a transposed view, which makes every pass of an
+optimiser over all replicas slower. Here the gradient is written in place, next to those of the other tensors.
 """
 
 from __future__ import annotations
@@ -14,59 +14,48 @@ from torch.overrides import TorchFunctionMode
 
 
 class Sink(NamedTuple):
-    """Where the gradients of a layer's weight and bias go; with a ``rate``, those are the weights themselves, which make
-    a step of plain SGD in the product that computes the gradient."""
+    """Tensors that receive the gradients of a layer's weight and bias.
+
+    With a ``rate`` they are the weights themselves: the product that computes the gradient also makes a step of plain SGD.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     rate: float | None = None
 
 
-class Linears(TorchFunctionMode):
-    """Inside it, ``linear`` on weights that have a sink is a batched product; all else is as usual."""
+class InterceptedLinear(TorchFunctionMode):
+    """Calls ``replace`` instead of every ``linear``; if it returns None, the layer is computed as usual."""
 
-    def __init__(self, sinks: dict[int, Sink]) -> None:
+    def __init__(self, replace: Callable[..., torch.Tensor | None]) -> None:
         super().__init__()
-        self._sinks = sinks
-        """By the identity of the weight, as the module sees it."""
+        self._replace = replace
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.nn.functional.linear:
-            x, weight, bias = _arguments(*args, **(kwargs or {}))
-            sink = self._sinks.get(id(weight))
-            if sink is not None and (bias is None) == (sink.bias is None):
-                return _OfOne.apply(x, weight, bias, sink)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+        out = self._replace(*args, **(kwargs or {})) if func is torch.nn.functional.linear else None
+        return func(*args, **(kwargs or {})) if out is None else out
 
 
-class Uses(TorchFunctionMode):
-    """Counts, for each weight, the linear layers it is used in, and with which bias."""
+def batched(sinks: dict[int, Sink]) -> InterceptedLinear:
+    """Compute linear layers as batched products if their weight has a sink; ``sinks`` are by the ``id`` of the weight."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[int, int | None]] = []
+    def replace(input: Any, weight: Any, bias: Any = None) -> torch.Tensor | None:
+        sink = sinks.get(id(weight))
+        if sink is None or (bias is None) != (sink.bias is None):
+            return None
+        return _OneLinear.apply(input, weight, bias, sink)  # type: ignore[no-untyped-call, no-any-return]
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.nn.functional.linear:
-            _, weight, bias = _arguments(*args, **(kwargs or {}))
-            self.found.append((id(weight), None if bias is None else id(bias)))
-        return func(*args, **(kwargs or {}))
+    return InterceptedLinear(replace)
 
 
-def _arguments(input: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
-    return input, weight, bias
-
-
-class _OfOne(torch.autograd.Function):
-    """One replica's linear layer, as vmap sees it."""
+class _OneLinear(torch.autograd.Function):
+    """The linear layer of one replica under vmap."""
 
     @staticmethod
     def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink) -> torch.Tensor:
-        raise NotImplementedError("only replicas that are computed together have a sink")
+        raise NotImplementedError("Only replicas that are computed together have a sink.")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -78,12 +67,12 @@ class _OfOne(torch.autograd.Function):
     ) -> tuple[torch.Tensor, int]:
         x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         shape = x.shape[1:-1]
-        out = _OfAll.apply(x.reshape(info.batch_size, -1, x.shape[-1]), weight, bias, sink)  # type: ignore[no-untyped-call]
+        out = _BatchedLinear.apply(x.reshape(info.batch_size, -1, x.shape[-1]), weight, bias, sink)  # type: ignore[no-untyped-call]
         return out.view(info.batch_size, *shape, -1), 0
 
 
-class _OfAll(torch.autograd.Function):
-    """All replicas' linear layers: x (r, b, in), weight (r, out, in), bias (r, out)."""
+class _BatchedLinear(torch.autograd.Function):
+    """The linear layer of all replicas: x (r, b, in), weight (r, out, in), bias (r, out)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink) -> torch.Tensor:
@@ -93,27 +82,28 @@ class _OfAll(torch.autograd.Function):
             x, weight = x.to(coarse), weight.to(coarse)
             bias = None if bias is None else bias.to(coarse)
         ctx.save_for_backward(x)
-        ctx.weight = weight  # other rows of its memory may have made their step when it is needed
+        # Not saved: another layer's step may write to the same storage, and torch's version check would fail.
+        ctx.weight = weight
         ctx.sink = sink
         if bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
     @staticmethod
-    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
         (x,), weight = ctx.saved_tensors, ctx.weight
         sink: Sink = ctx.sink
-        below = torch.bmm(slope, weight) if ctx.needs_input_grad[0] else None
-        across = slope.transpose(1, 2)
+        grad_x = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
+        grad_transposed = grad.transpose(1, 2)
         if sink.rate is not None:
-            torch.baddbmm(sink.weight, across, x, alpha=-sink.rate, out=sink.weight)
+            torch.baddbmm(sink.weight, grad_transposed, x, alpha=-sink.rate, out=sink.weight)
             if sink.bias is not None:
-                sink.bias.sub_(slope.sum(1), alpha=sink.rate)
-            return below, None, None, None
-        if slope.dtype == sink.weight.dtype:
-            torch.bmm(across, x, out=sink.weight)
+                sink.bias.sub_(grad.sum(1), alpha=sink.rate)
+            return grad_x, None, None, None
+        if grad.dtype == sink.weight.dtype:
+            torch.bmm(grad_transposed, x, out=sink.weight)
         else:
-            sink.weight.copy_(torch.bmm(across, x))
+            sink.weight.copy_(torch.bmm(grad_transposed, x))
         if sink.bias is not None:
-            sink.bias.copy_(slope.sum(1))
-        return below, None, None, None
+            sink.bias.copy_(grad.sum(1))
+        return grad_x, None, None, None

@@ -1,4 +1,4 @@
-"""Metrics of the user's own: of all rows at once, or piece by piece where a metric says how pieces are joined."""
+"""User-defined metrics: functions of all rows at once, or objects that join pieces themselves."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paragrad.errors import UsageError
 
 @runtime_checkable
 class Joins(Protocol):
-    """A metric that joins pieces itself, as those of torchmetrics do. ``update`` may take the weights of rows as ``weight``."""
+    """A metric that joins pieces itself, as in torchmetrics. ``update`` may take the row weights as ``weight``."""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start again without rows."""
 
     def update(self, output: Any, target: Any, /) -> None:
-        """The next rows."""
+        """Add the next rows."""
 
     def compute(self) -> Any:
-        """The figure of all rows; a mapping where there are several."""
+        """Return the metric of all rows; a mapping if there are several numbers."""
 
 
 Metric: TypeAlias = Callable[[Any, Any], Any] | Joins
@@ -32,7 +32,7 @@ Metric: TypeAlias = Callable[[Any, Any], Any] | Joins
 
 
 class Measured:
-    """The metrics of one validation. One that raises is NaN, and ``report`` is told why: it must not cost the model."""
+    """The metrics of one validation. A metric that raises is NaN, and ``report`` gets the error: the model must survive it."""
 
     def __init__(self, metrics: Mapping[str, Metric], report: Callable[[str], None]) -> None:
         self._joining = {name: metric for name, metric in metrics.items() if isinstance(metric, Joins)}
@@ -42,29 +42,30 @@ class Measured:
         self._found: dict[str, float] = {}
         self._kept: list[Any] = []
         for name, metric in list(self._joining.items()):
-            self._tried(name, metric.reset)
+            self._try(name, metric.reset)
 
     def add(self, output: Any, target: Any, weight: torch.Tensor | None) -> None:
-        """The next rows; what is kept of them is on the CPU."""
+        """Add the next rows; those that are kept are moved to the CPU."""
         if not self._names:
             return
-        output, target = mapped((output, target), _home)
+        output, target = mapped((output, target), _on_cpu)
         for name, metric in list(self._joining.items()):
-            weights = {"weight": _home(weight)} if "weight" in _further(metric) else {}
-            self._tried(name, lambda metric=metric, weights=weights: metric.update(output, target, **weights))  # type: ignore[misc]
+            further = tuple(inspect.signature(metric.update).parameters)[2:]
+            weights = {"weight": _on_cpu(weight)} if "weight" in further else {}
+            self._try(name, metric.update, output, target, **weights)
         if self._whole:
             self._kept.append((output, target))
 
     def result(self) -> dict[str, float]:
-        """Every figure by name."""
+        """Return every metric by name."""
         for name, metric in list(self._joining.items()):
-            self._tried(name, lambda name=name, metric=metric: self._put(name, metric.compute()))  # type: ignore[misc]
+            self._try(name, self._put, name, metric.compute)
         for name, function in self._whole.items():
-            self._tried(name, lambda name=name, function=function: self._put(name, function(*self._all())))  # type: ignore[misc]
+            self._try(name, self._put, name, lambda function=function: function(*self._all()))
         return {each: self._found.get(each, math.nan) for names in self._names.values() for each in names} | self._found
 
     def _all(self) -> Any:
-        """Output and target of all rows."""
+        """Return output and target of all rows."""
         if len(self._kept) > 1:
             try:
                 self._kept = [joined(self._kept)]
@@ -74,21 +75,17 @@ class Measured:
                 ) from error
         return self._kept[0]
 
-    def _put(self, name: str, value: Any) -> None:
+    def _put(self, name: str, compute: Callable[[], Any]) -> None:
+        value = compute()
         self._found |= {str(key): float(each) for key, each in (value if isinstance(value, Mapping) else {name: value}).items()}
 
-    def _tried(self, name: str, action: Callable[[], None]) -> None:
+    def _try(self, name: str, action: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
-            action()
-        except Exception as error:  # a function of the user's, which may raise anything
+            action(*arguments, **named)
+        except Exception as error:  # a user-defined function may raise anything
             self._joining.pop(name, None)
             self._report(f"The metric {name!r} raised {type(error).__name__}: {error}")
 
 
-def _home(leaf: Any) -> Any:
+def _on_cpu(leaf: Any) -> Any:
     return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _further(metric: Joins) -> tuple[str, ...]:
-    """The names of what ``update`` takes beside output and target."""
-    return tuple(inspect.signature(metric.update).parameters)[2:]

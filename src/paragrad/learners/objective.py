@@ -1,4 +1,4 @@
-"""What a learner minimises: a loss of (output, target), or a loss of (model, batch), which the model itself may return."""
+"""The objective of a learner: a loss of (output, target), a loss of (model, batch), or the loss that a model returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from paragrad.data.source import TARGETS, Source, Weighted, leaves
 from paragrad.errors import UsageError
 from paragrad.learners.batch import call, fitting, split, weight_of
-from paragrad.learners.criterion import Loss, aligned, class_axis, normaliser, refuse_loss, sums, weighted_loss
+from paragrad.learners.criterion import Loss, aligned, class_axis, name_of, normaliser, refuse_loss, sums, weighted_loss
 from paragrad.models.losses import OwnLoss, logits_of
 from paragrad.optim.optimizer import is_model
 
@@ -24,7 +24,7 @@ OWN = "the model's own loss"
 
 @dataclass(frozen=True)
 class Judged:
-    """One mini-batch, looked at."""
+    """Evaluation of one mini-batch."""
 
     sums: dict[str, tuple[float, float]]
     """Loss, and accuracy where it has a meaning: each as a sum with its divisor."""
@@ -37,20 +37,20 @@ class Objective(Protocol):
 
     @property
     def axis(self) -> int | None:
-        """The axis of the outputs along which classes are compared, once some were judged; None where there are no classes."""
+        """Axis of the outputs along which classes are compared, known after ``judge``; None if there are no classes."""
 
     def mean(self, module: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
-        """The mean loss, and what the mean was divided by."""
+        """Return the mean loss and the divisor of the mean."""
 
     def try_on(self, module: nn.Module, batch: Any) -> Any:
-        """Call the module once; returns its output, or None where only the loss can call it."""
+        """Call the module once; return its output, or None if only the loss can call it."""
 
     def judge(self, module: nn.Module, batch: Any, *, outputs: bool) -> Judged:
-        """Loss and accuracy; ``outputs``: output and target are needed, for metrics."""
+        """Return loss and accuracy; with ``outputs`` also output and target, for metrics."""
 
 
 def objective_of(loss: Loss) -> Objective:
-    """The objective behind a loss, by the names of its parameters: (model, batch), or any others for (output, target)."""
+    """Return the objective for a loss. The names of its parameters decide: (model, batch), or any others."""
     refuse_loss(loss)
     if isinstance(loss, OwnLoss):
         return OfItself(loss)
@@ -58,7 +58,7 @@ def objective_of(loss: Loss) -> Objective:
 
 
 def takes_model_and_batch(loss: Any) -> bool:
-    """Whether a loss is a function of (model, batch); raise where its parameters' names leave that open."""
+    """Return whether a loss is a function of (model, batch); raise if its parameters' names are ambiguous."""
     try:
         signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
     except (TypeError, ValueError):
@@ -68,17 +68,17 @@ def takes_model_and_batch(loss: Any) -> bool:
     if model != batch:
         names = ", ".join(parameter.name for parameter in parameters)
         raise UsageError(
-            f"The loss {_name(loss)} takes ({names}). Name its parameters (model, batch) if it is to be called with the model "
-            "and a mini-batch, or (output, target) if it is to be called with the model's output and the target."
+            f"The loss {name_of(loss)} takes ({names}). Name its parameters (model, batch) if it is to be called with the "
+            "model and a mini-batch, or (output, target) if it is to be called with the model's output and the target."
         )
     return model
 
 
 def own_loss(model: nn.Module, source: Source, *, asked: bool) -> tuple[OwnLoss, str] | None:
-    """The loss that a model returns itself, and a sentence that says so; None where it returns none.
+    """Return the loss that a model computes itself, and a sentence that says so; None if it returns no loss.
 
-    It is tried: a copy of the model is called with a mini-batch of two rows, targets included. Without being asked for,
-    only where ``forward`` has a parameter for the targets of a dict.
+    A copy of the model is called with a mini-batch of two rows and their targets. If the user did not ask for the model's own
+    loss, this happens only if ``forward`` has a parameter for the targets of a dict.
     """
     given = source.batch(np.arange(min(2, len(source)), dtype=np.int64))
     batch = given.rows if isinstance(given, Weighted) else given
@@ -91,8 +91,8 @@ def own_loss(model: nn.Module, source: Source, *, asked: bool) -> tuple[OwnLoss,
         return None
     _refuse_weights(given, OWN)
     loss = OwnLoss().fitted(output, split(batch)[1])
-    said = "" if loss.shift is None else ", the cross-entropy of its logits" + " with the next target" * loss.shift
-    return loss, f"Loss: own, because the model returns a loss when it is called with the targets{said}."
+    kind = "" if loss.shift is None else ", the cross-entropy of its logits" + " with the next target" * loss.shift
+    return loss, f"Loss: own, because the model returns a loss when it is called with the targets{kind}."
 
 
 def _takes_target(model: nn.Module, batch: Any) -> bool:
@@ -131,7 +131,7 @@ class OfOutput:
 
 
 class OfModel:
-    """A loss of (model, batch): a training step of the user's own."""
+    """A loss of (model, batch): a user-defined training step."""
 
     axis = None
 
@@ -139,7 +139,7 @@ class OfModel:
         self._loss = loss
 
     def mean(self, module: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
-        _refuse_weights(batch, _name(self._loss))
+        _refuse_weights(batch, name_of(self._loss))
         return self._loss(module, batch), _rows(batch)
 
     def try_on(self, module: nn.Module, batch: Any) -> Any:
@@ -176,27 +176,23 @@ class OfItself:
         divisor = self._divisor(batch)
         found = {"loss": (float(self._loss.value(output)) * divisor if divisor else 0.0, divisor)}
         if self._loss.shift is not None:
-            counts = target != self._loss.ignored
-            found["accuracy"] = (float((logits.argmax(-1) == target)[counts].sum()), float(counts.sum()))
+            counted = target != self._loss.ignored
+            found["accuracy"] = (float((logits.argmax(-1) == target)[counted].sum()), float(counted.sum()))
         return Judged(found, logits, target)
 
     def _divisor(self, batch: Any) -> float:
-        """The targets that count, where the loss is known to be their mean; else the rows."""
+        """Return the number of targets not ignored if the loss is known to be their mean, else the number of rows."""
         return _rows(batch) if self._loss.shift is None else self._loss.counted(split(batch)[1])
 
 
 def _rows(batch: Any) -> float:
-    """The rows of a mini-batch: the length of its first tensor."""
+    """Return the length of a mini-batch's first tensor."""
     return next((float(len(leaf)) for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), 1.0)
 
 
 def _refuse_weights(batch: Any, name: str) -> None:
     if weight_of(batch) is not None:
         raise UsageError(
-            f"Rows have weights, but {name} gives one number for all of them. Give the weights as part of the batch, and use "
+            f"Rows have weights, but {name} gives one number for all of them. Make the weights part of the batch, and use "
             "them in a loss of (model, batch)."
         )
-
-
-def _name(loss: Any) -> str:
-    return getattr(loss, "__name__", type(loss).__name__)

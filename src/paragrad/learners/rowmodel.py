@@ -1,4 +1,4 @@
-"""A learner's model as a function of one replica's tensors, so that many replicas can be computed as rows of one tensor."""
+"""A learner's model as a function of one replica's tensors, for computing many replicas as rows of one tensor."""
 
 from __future__ import annotations
 
@@ -22,77 +22,67 @@ from paragrad.optim.rows import RowOptimizer, rows_of
 from paragrad.types import Vector
 
 Batchable: TypeAlias = TorchLearner | KerasLearner
-"""The learners whose replicas may be computed together."""
+"""Learners whose replicas may be computed together."""
 
 
 class RowModel(Protocol):
-    """What ``Stepper`` makes steps of: a loss as a function of one replica's tensors, and an optimiser for rows."""
+    """A loss as a function of one replica's tensors, and an optimiser for rows; used by ``Stepper``."""
 
     pieces: dict[str, list[Piece]]
-    """Where each tensor lies in weights, buffers and integers."""
+    """Positions of the tensors in weights, buffers and integers."""
     optimizer: RowOptimizer
     capturable: bool
-    """Whether its steps can be made a CUDA graph."""
-
-    @property
-    def paced(self) -> bool:
-        """Whether the learning rate changes during a run."""
+    """True if its steps can be captured as a CUDA graph."""
+    paced: bool
+    """True if the learning rate changes during a run."""
+    clips: bool
+    """True if gradients are clipped."""
 
     def rate(self, progress: float, made: int) -> float:
-        """The learning rate now, when so much of the run is done, and so many steps of the row."""
-
-    @property
-    def clips(self) -> bool:
-        """Whether gradients are clipped."""
+        """Return the learning rate at this progress of the run, after ``made`` steps of the row."""
 
     def clip(self, gradient: torch.Tensor) -> None:
         """Clip the gradient in each row, in place."""
 
     def state(self, slots: list[Vector], made: int) -> dict[str, torch.Tensor]:
-        """A row's optimiser state as the learner has it: its vectors, and the number of its steps."""
+        """Return a row's optimiser state in the learner's form, from its vectors and the number of its steps."""
 
     def slots(self, state: Mapping[str, torch.Tensor]) -> tuple[list[Vector], int]:
-        """The inverse."""
+        """Return vectors and number of steps; the inverse of ``state``."""
 
     def loss(
         self, weights: list[Vector], buffers: list[Vector], integers: list[Vector], batch: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One replica's mean loss of a mini-batch, and what it was divided by; buffers and integers change in place."""
+        """Return one replica's mean loss and the divisor of the mean; change buffers and integers in place."""
 
 
 def row_model(learner: Batchable, device: torch.device) -> RowModel:
-    """A learner's model for rows on a device; ``batchable.why_not`` says beforehand whether there is one."""
+    """Return a learner's model for rows on a device; ask ``batchable.why_not`` first."""
     return KerasRowModel(learner, device) if isinstance(learner, KerasLearner) else TorchRowModel(learner, device)
 
 
 class TorchRowModel:
-    """A torch module, by ``functional_call``."""
+    """A torch module, called by ``functional_call``."""
 
     capturable = True
 
     def __init__(self, learner: TorchLearner, device: torch.device) -> None:
         optimizer = rows_of(learner.torch_optimizer)
-        assert optimizer is not None, "why_not was not asked"
+        assert optimizer is not None, "call why_not first"
         self.optimizer: RowOptimizer = optimizer
         self.pieces = learner.pieces
         self._chosen = learner.chosen
+        self.paced = self._chosen.schedule is not None
+        self.clips = self._chosen.clips
         self._flat = learner.optimizer_is_flat
         self._shapes = [piece.tensor.shape for piece in learner.pieces["weights"]]
-        self._names = [[piece.name for piece in self.pieces[kind]] for kind in ("weights", "buffers", "integers")]
+        self._names = [piece.name for kind in ("weights", "buffers", "integers") for piece in self.pieces[kind]]
         self._module = copy.deepcopy(learner.module).to(device).requires_grad_(False)
         self._module.train()
         self._loss = copy.deepcopy(learner.loss).to(device) if isinstance(learner.loss, nn.Module) else learner.loss
 
-    @property
-    def paced(self) -> bool:
-        return self._chosen.schedule is not None
-
     def rate(self, progress: float, made: int) -> float:
         return self.optimizer.lr * self._chosen.factor(progress)
-
-    @property
-    def clips(self) -> bool:
-        return self._chosen.clips
 
     def clip(self, gradient: torch.Tensor) -> None:
         self._chosen.clip_rows(gradient)
@@ -100,13 +90,13 @@ class TorchRowModel:
     def state(self, slots: list[Vector], made: int) -> dict[str, torch.Tensor]:
         if not slots or made == self.optimizer.made:
             return {}
-        state = {f"0.{name}": slot for name, slot in zip(self.optimizer.names, slots, strict=False)}
+        state = {f"0.{name}": slot for name, slot in zip(self.optimizer.names, slots, strict=True)}
         if self.optimizer.counts:
-            state["0.step"] = torch.tensor(float(made))  # in torch's default type, as torch counts
+            state["0.step"] = torch.tensor(float(made))  # torch counts in its default type, too
         return state if self._flat else dict(shaped(state, self._shapes))
 
     def slots(self, state: Mapping[str, torch.Tensor]) -> tuple[list[Vector], int]:
-        names = [f"0.{name}" for name in self.optimizer.names[: len(self.optimizer.slots)]]
+        names = [f"0.{name}" for name in self.optimizer.names]
         counted = {"0.step": False} if self.optimizer.counts else {}
         flat = flattened(state, self._shapes, {**dict.fromkeys(names, True), **counted})
         return [flat[name] for name in names], int(flat["0.step"]) if counted else 1
@@ -115,9 +105,7 @@ class TorchRowModel:
         self, weights: list[Vector], buffers: list[Vector], integers: list[Vector], batch: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, target = split(batch)
-        state: dict[str, torch.Tensor] = {}
-        for names, tensors in zip(self._names, (weights, buffers, integers), strict=True):
-            state |= dict(zip(names, tensors, strict=True))
+        state = dict(zip(self._names, [*weights, *buffers, *integers], strict=True))
         if isinstance(inputs, dict):
             output = functional_call(self._module, state, (), inputs)
         else:
@@ -126,7 +114,7 @@ class TorchRowModel:
         return self._loss(output, target), self._normaliser(target)
 
     def _normaliser(self, target: Any) -> torch.Tensor:
-        """As ``learners.torch.normaliser``, of one row, without looking at the values."""
+        """Return ``criterion.normaliser`` of one row, without reading values, which vmap does not allow."""
         first = leaves(target)[0]
         if not first.ndim:
             return first.new_ones((), dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Many replicas of one model, each a row of one tensor: their local steps are batched matrix products.
 
-A window of local steps depends on nothing but the weights it begins from, the state of its own optimiser and its own
-mini-batches. So the windows of many workers can be computed together, whenever that suits.
+A window of local steps depends only on its initial weights, the state of its optimiser and its mini-batches. So the windows
+of many workers can be computed together, at any time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from paragrad.learners.stepper import Precision, Stack, Stepper, computing
 from paragrad.types import Batches, Done
 
 ALIGNED = 32
-"""Elements that a row's length is rounded up to."""
+"""Row lengths are rounded up to a multiple of this number of elements."""
 ALL, STAGE, ASIDE = "all", "stage", "aside"
-"""Where rows are computed: in their own place where all are due, else side by side with others, or apart from them."""
+"""Places of computation: ALL holds every row, STAGE the rows of the current windows, ASIDE rows with a short mini-batch."""
 FEW = 4
-"""Rows that are computed apart at a time."""
+"""Rows that are computed aside at a time."""
 PATIENCE = 10
-"""Steps of one shape before it is made a CUDA graph, which takes as long as some of them."""
+"""Steps of one shape before it becomes a CUDA graph; the capture takes as long as several steps."""
 GRAPHS = 24
-"""CUDA graphs that are kept; steps of further shapes are launched one kernel at a time."""
+"""Maximum number of CUDA graphs; steps of further shapes are launched one kernel at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Task:
     row: int
     batches: Batches
     progress: tuple[float, ...] = ()
-    """The share of the run at each of its steps, for a learning-rate schedule."""
+    """Progress of the run at each step, for a learning-rate schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,19 @@ class Drawn:
     """The mini-batches of one step of some rows."""
 
     rows: torch.Tensor
-    """(row, place in the mini-batch) -> row of the data, on the device."""
+    """(row, position in the mini-batch) -> row of the data, on the device."""
     sizes: list[int]
-    """How many places of each count."""
+    """Size of each mini-batch."""
     positions: list[int]
-    """The position of each in the plan."""
+    """Position of each mini-batch in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one step of some rows came to, still on the device; None: a row whose result does not count."""
+    """Result of one step of some rows, still on the device."""
 
     places: list[int | None]
+    """Index of each row's task; None: its result does not count."""
     losses: torch.Tensor
     weights: torch.Tensor
 
@@ -84,83 +85,86 @@ class TorchRows:
         self.device = torch.device(device)
         self.count = count
         self.chunk = min(chunk or count, count)
+        self._learner = learner
         self._model = row_model(learner, self.device)
         self._stepper = Stepper(self._model, self.device, gradients=gradients, precision=precision, most=self.chunk)
         self.optimizer = self._stepper.optimizer
+        self.paced = self._model.paced
+        """True if the learning rate changes during a run."""
+        self.lr = self.optimizer.lr
+        """Learning rate without a schedule."""
         self._gradients = gradients
         self._measured = measured
         self._precision = precision
         self._plan = plan
-        self._source = self._on_device(source)
-        dtype = learner.weights.dtype
-        length = learner.weights.numel()
-        # Every row begins at a multiple of 128 bytes: kernels read aligned rows up to twice as fast, and some round by how
-        # their operands are aligned, so that a row must not depend on its place.
-        self._width = -(-length // ALIGNED) * ALIGNED
-        self._length = length
-
-        def rows(length: int, number: int, kind: torch.dtype = dtype, fill: float = 0.0) -> torch.Tensor:
-            return torch.full((number, length), fill, dtype=kind, device=self.device)
-
-        def everything(number: int) -> dict[str, torch.Tensor]:
-            tensors = {"weights": rows(self._width, number)}
-            tensors["buffers"] = rows(learner.buffers.numel(), number, learner.buffers.dtype)
-            tensors["integers"] = rows(learner.integers.numel(), number, torch.int64)
-            for k, start in enumerate(self.optimizer.slots if not gradients else ()):
-                tensors[f"slot{k}"] = rows(self._width, number, fill=start if isinstance(start, float) else 0.0)
-            tensors["steps"] = torch.zeros(number, dtype=torch.float32, device=self.device)
-            if self._stepper.scheduled:
-                tensors["rates"] = torch.zeros(number, dtype=torch.float64, device=self.device)
-            if gradients:
-                tensors["gradients"] = rows(self._width, number)
-                tensors["joined"] = torch.zeros(number, dtype=torch.float64, device=self.device)
-            return tensors
-
-        self._all = everything(count)
-        self.weights, self.buffers, self.integers = (
-            self._all["weights"][:, :length],
-            self._all["buffers"],
-            self._all["integers"],
-        )
-        self.gradients = self._all["gradients"][:, :length] if gradients else None
+        if self.device.type != "cpu" and isinstance(source, Arrays):
+            source = Arrays(mapped(source.tree, lambda leaf: leaf.to(self.device)))
+        self._source = source
+        self._length = learner.weights.numel()
+        # Every row begins at a multiple of 128 bytes. Kernels read aligned rows up to twice as fast, and some round by how
+        # their operands are aligned, so unaligned rows would give results that depend on their position.
+        self._width = -(-self._length // ALIGNED) * ALIGNED
+        self._all = self._allocate(count)
+        self.weights = self._all["weights"][:, : self._length]
+        self.buffers, self.integers = self._all["buffers"], self._all["integers"]
+        self.gradients = self._all["gradients"][:, : self._length] if gradients else None
         self._start = learner.weights.clone(), learner.buffers.clone(), learner.integers.clone()
         self._made = [0] * count
-        """Steps of each row's optimiser, as ``steps`` has them on the device."""
-        self._begin()
-        self._make = everything
+        """Steps of each row's optimiser, equal to ``steps`` on the device."""
+        self._reset()
         self._places = {ALL: self._all}
         self._stacks: dict[tuple[str, int], Stack] = {}
         self._graphs: dict[tuple[str, int, int, bool], Graph] = {}
-        self._seen: Counter[tuple[str, int, int, bool]] = Counter()
+        self._launches: Counter[tuple[str, int, int, bool]] = Counter()
         self._orders: dict[int, torch.Tensor] = {}
         self._patience = PATIENCE
-        self._scratch = learner
         (first,) = self._drawn([Task(0, (0,))])
-        one = Stack({name: rows_[:1] for name, rows_ in self._all.items()}, self._stepper.pieces)
         with seeds.kept():
-            self._stepper.choose(one, self._batch(first.rows, first.positions))
+            self._stepper.choose(self._stack(ALL, 1), self._batch(first.rows, first.positions))
 
-    def _begin(self) -> None:
-        """All rows at the start."""
+    def _allocate(self, count: int) -> dict[str, torch.Tensor]:
+        learner, dtype = self._learner, self._learner.weights.dtype
+
+        def rows(width: int, dtype: torch.dtype, fill: float = 0.0) -> torch.Tensor:
+            return torch.full((count, width), fill, dtype=dtype, device=self.device)
+
+        def numbers(dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(count, dtype=dtype, device=self.device)
+
+        tensors = {
+            "weights": rows(self._width, dtype),
+            "buffers": rows(learner.buffers.numel(), learner.buffers.dtype),
+            "integers": rows(learner.integers.numel(), torch.int64),
+            "steps": numbers(torch.float32),
+        }
+        if self._gradients:
+            return tensors | {"gradients": rows(self._width, dtype), "joined": numbers(torch.float64)}
+        for k, start in enumerate(self.optimizer.slots):
+            tensors[f"slot{k}"] = rows(self._width, dtype, start if isinstance(start, float) else 0.0)
+        if self._stepper.scheduled:
+            tensors["rates"] = numbers(torch.float64)
+        return tensors
+
+    def _reset(self) -> None:
         for rows, start in zip((self.weights, self.buffers, self.integers), self._start, strict=True):
             rows.copy_(start)
         for row in range(self.count):
             self.forget(row)
 
     def warm_up(self) -> None:
-        """Do before the start barrier what only the first steps would else wait for, and leave no trace."""
+        """Make the first steps and their CUDA graphs before the start barrier, and reset all rows."""
         if self.device.type == "cuda":
             self._patience = 2
-            ends = (0,) * (self.count - 1) + (self._plan.batches - 1,)  # the last mini-batch of an epoch may be a short one
+            ends = (0,) * (self.count - 1) + (self._plan.batches - 1,)  # the last mini-batch of an epoch may be short
             for _ in range(3):
                 self.run([Task(row, (0,)) for row in range(self.count)])
                 self.run([Task(row, (position,)) for row, position in enumerate(ends)])
-            self._begin()
+            self._reset()
             self._patience = PATIENCE
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Let go of what is only needed while windows are computed."""
+        """Free the memory that only the computation of windows needs."""
         self._graphs.clear()
         self._stacks.clear()
         self._places = {ALL: self._all}
@@ -168,18 +172,8 @@ class TorchRows:
 
     # -- one row --------------------------------------------------------------------------------------------
 
-    @property
-    def paced(self) -> bool:
-        """Whether the learning rate changes during a run."""
-        return self._model.paced
-
-    @property
-    def lr(self) -> float:
-        """The learning rate."""
-        return self.optimizer.lr
-
     def forget(self, row: int) -> None:
-        """A new worker takes the row, or its optimiser has seen NaN: the optimiser's state is as at the start."""
+        """Reset the optimiser's state, because a new worker takes the row or the optimiser has received NaN."""
         for slot, start in zip(self._slots(), self.optimizer.slots, strict=False):
             mine = slot[row]
             if isinstance(start, float):
@@ -189,11 +183,11 @@ class TorchRows:
         self._all["steps"][row] = self._made[row] = self.optimizer.made
 
     def state(self, row: int) -> dict[str, torch.Tensor]:
-        """The state of a row's optimiser, as that of a learner of its own would be."""
+        """Return the state of a row's optimiser in the form of a separate learner's state."""
         return self._model.state([slot[row, : self._length] for slot in self._slots()], self._made[row])
 
     def load(self, row: int, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse."""
+        """Restore a state that ``state`` returned."""
         if state:
             slots, made = self._model.slots(state)
             for mine, slot in zip(self._slots(), slots, strict=True):
@@ -205,15 +199,15 @@ class TorchRows:
 
     def scatter(self, row: int, seed: int) -> None:
         """Move a row to a random point."""
-        self._scratch.weights.copy_(self.weights[row])
-        self._scratch.spread()
-        self._scratch.scatter(seed)
-        self.weights[row].copy_(self._scratch.weights)
+        self._learner.weights.copy_(self.weights[row])
+        self._learner.spread()
+        self._learner.scatter(seed)
+        self.weights[row].copy_(self._learner.weights)
 
     # -- windows --------------------------------------------------------------------------------------------
 
     def run(self, tasks: Sequence[Task]) -> list[Done]:
-        """Compute these windows, in as many rows at a time as there is room for; no row may be in two of them."""
+        """Compute these windows, up to ``chunk`` rows at a time; a row may be in only one of them."""
         order = sorted(range(len(tasks)), key=lambda k: (-len(tasks[k].batches), tasks[k].row))
         outcomes = [Done(lr=self.lr) for _ in tasks]
         with computing(self._precision):
@@ -225,40 +219,39 @@ class TorchRows:
     def _run(self, tasks: list[Task], outcomes: list[Done]) -> None:
         where = [task.row for task in tasks]
         direct = where == list(range(self.count))
-        home = ALL if direct else STAGE
+        place = ALL if direct else STAGE
         index = torch.tensor(where, device=self.device)
         if not direct:
-            self._move(index, home)
+            self._move(index, place)
         found: list[Found] = []
         for step, drawn in enumerate(self._drawn(tasks)):
             if self.paced:
-                self._set_rates(home, tasks[: len(drawn.rows)], step, outcomes)
-            found += self._step(home, drawn, step > 0, outcomes)
+                self._set_rates(place, tasks[: len(drawn.rows)], step, outcomes)
+            found += self._step(place, drawn, step > 0, outcomes)
         if not direct:
-            self._move(index, home, back=True)
+            self._move(index, place, back=True)
         if not self._gradients:
             for task in tasks:
                 self._made[task.row] += len(task.batches)
-        self._tell(found, outcomes)
+        self._add_losses(found, outcomes)
 
-    def _set_rates(self, home: str, tasks: list[Task], step: int, outcomes: list[Done]) -> None:
-        """Each row's learning rate at this step of its window."""
+    def _set_rates(self, place: str, tasks: list[Task], step: int, outcomes: list[Done]) -> None:
         rates = [self._model.rate(task.progress[step] if task.progress else 0.0, self._made[task.row] + step) for task in tasks]
         if self._stepper.scheduled:
-            self._place(home)["rates"][: len(rates)] = torch.tensor(rates, dtype=torch.float64, device=self.device)
+            self._tensors(place)["rates"][: len(rates)] = torch.tensor(rates, dtype=torch.float64, device=self.device)
         for outcome, rate in zip(outcomes, rates, strict=False):
             outcome.lr = rate
 
     def _drawn(self, tasks: list[Task]) -> list[Drawn]:
-        """The mini-batches of each step of these windows, of which none is longer than the one before it."""
+        """Return the mini-batches of each step; the windows are sorted by length, the longest first."""
         plan, steps = self._plan, len(tasks[0].batches)
         positions = np.array([task.batches + task.batches[:1] * (steps - len(task.batches)) for task in tasks]).T
         epochs, batches = np.divmod(positions, plan.batches)
         starts = batches * plan.batch_size
         sizes = np.minimum(plan.batch_size, plan.rows - starts)
-        there = np.unique(epochs)
-        orders = torch.cat([self._order(int(epoch)) for epoch in there])
-        first = torch.from_numpy(np.searchsorted(there, epochs) * plan.rows + starts).to(self.device)
+        used = np.unique(epochs)
+        orders = torch.cat([self._order(int(epoch)) for epoch in used])
+        first = torch.from_numpy(np.searchsorted(used, epochs) * plan.rows + starts).to(self.device)
         inside = torch.arange(min(plan.batch_size, plan.rows), device=self.device)
         rows = orders[(first.unsqueeze(-1) + inside).clamp_(max=len(orders) - 1)]
         active = [sum(1 for task in tasks if len(task.batches) > step) for step in range(steps)]
@@ -272,23 +265,23 @@ class TorchRows:
             self._orders[epoch] = torch.from_numpy(self._plan.order(epoch)).to(self.device)
         return self._orders[epoch]
 
-    def _move(self, index: torch.Tensor, home: str, *, back: bool = False, source: str = ALL) -> None:
-        """Bring rows of one place to the beginning of another, or back."""
-        into = self._place(home)
-        for name, rows in self._place(source).items():
+    def _move(self, index: torch.Tensor, place: str, *, back: bool = False, source: str = ALL) -> None:
+        """Copy rows of one place to the beginning of another, or back."""
+        into = self._tensors(place)
+        for name, rows in self._tensors(source).items():
             mine = into[name][: len(index)]
             if back:
                 rows.index_copy_(0, index, mine)
             else:
                 torch.index_select(rows, 0, index, out=mine)
 
-    def _place(self, home: str) -> dict[str, torch.Tensor]:
-        if home not in self._places:
-            self._places[home] = self._make(self.chunk if home == STAGE else min(self.chunk, FEW))
-        return self._places[home]
+    def _tensors(self, place: str) -> dict[str, torch.Tensor]:
+        if place not in self._places:
+            self._places[place] = self._allocate(self.chunk if place == STAGE else min(self.chunk, FEW))
+        return self._places[place]
 
-    def _tell(self, found: list[Found], outcomes: list[Done]) -> None:
-        """Losses and their normalisers, fetched from the device at once."""
+    def _add_losses(self, found: list[Found], outcomes: list[Done]) -> None:
+        """Fetch losses and normalisers from the device at once, and add them to the outcomes."""
         losses = torch.cat([piece.losses for piece in found]).tolist()
         weights = torch.cat([piece.weights for piece in found]).tolist()
         places = [k for piece in found for k in piece.places]
@@ -299,11 +292,11 @@ class TorchRows:
 
     # -- one step of many rows ------------------------------------------------------------------------------
 
-    def _step(self, home: str, drawn: Drawn, joined: bool, outcomes: list[Done]) -> list[Found]:
-        """One step of the first rows of a place; a gradient is joined with what is there.
+    def _step(self, place: str, drawn: Drawn, joined: bool, outcomes: list[Done]) -> list[Found]:
+        """Make one step of the first rows of a place; with ``joined`` a gradient is averaged with the earlier ones.
 
-        The last mini-batch of an epoch may be shorter than the others. Who has it is set aside, makes the others' step
-        with them in vain, and then its own from where it was.
+        The last mini-batch of an epoch may be shorter than the others. A row with such a mini-batch is copied. The row makes
+        the others' step with them, and the result is discarded; the copy makes its own step and replaces the row.
         """
         rows, sizes, positions = drawn.rows, drawn.sizes, drawn.positions
         for outcome, size in zip(outcomes, sizes, strict=False):
@@ -311,59 +304,52 @@ class TorchRows:
             outcome.rows += size
         count, full = len(sizes), rows.shape[-1]
         short = [k for k, size in enumerate(sizes) if size != full]
-        weights = self._place(home)["weights"]
-        before = weights[:count].clone() if self._measured else None
+        tensors = self._tensors(place)
+        before = tensors["weights"][:count].clone() if self._measured else None
         found = []
-        aside = [(short[start : start + FEW]) for start in range(0, len(short), FEW)]
-        kept = [{name: rows_[group].clone() for name, rows_ in self._place(home).items()} for group in aside]
+        groups = [short[start : start + FEW] for start in range(0, len(short), FEW)]
+        copies = [{name: tensor[group].clone() for name, tensor in tensors.items()} for group in groups]
         if len(short) < count:
-            losses, normalisers = self._advance(home, rows, positions, joined)
-            wasted = set(short)
-            found.append(Found([None if k in wasted else k for k in range(count)], losses, normalisers))
-        for group, old in zip(aside, kept, strict=True):
-            for name, apart in self._place(ASIDE).items():
-                apart[: len(group)].copy_(old[name])
+            losses, normalisers = self._advance(place, rows, positions, joined)
+            discarded = set(short)
+            found.append(Found([None if k in discarded else k for k in range(count)], losses, normalisers))
+        for group, copied in zip(groups, copies, strict=True):
+            for name, apart in self._tensors(ASIDE).items():
+                apart[: len(group)].copy_(copied[name])
             mine, where = rows[group, : sizes[group[0]]], [positions[k] for k in group]
             losses, normalisers = self._advance(ASIDE, mine, where, joined)
-            self._move(torch.tensor(group, device=self.device), ASIDE, back=True, source=home)
+            self._move(torch.tensor(group, device=self.device), ASIDE, back=True, source=place)
             found.append(Found(list(group), losses, normalisers))
         if before is not None:
-            lengths = torch.linalg.vector_norm(weights[:count] - before, dim=1).tolist()
+            lengths = torch.linalg.vector_norm(tensors["weights"][:count] - before, dim=1).tolist()
             for outcome, moved in zip(outcomes, lengths, strict=False):
                 outcome.moved = moved
         return found
 
-    def _stack(self, home: str, count: int) -> Stack:
-        key = home, count
+    def _stack(self, place: str, count: int) -> Stack:
+        key = place, count
         if key not in self._stacks:
-            self._stacks[key] = Stack({name: rows[:count] for name, rows in self._place(home).items()}, self._stepper.pieces)
+            first = {name: rows[:count] for name, rows in self._tensors(place).items()}
+            self._stacks[key] = Stack(first, self._stepper.pieces)
         return self._stacks[key]
 
-    def _advance(self, home: str, rows: torch.Tensor, positions: list[int], joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _advance(self, place: str, rows: torch.Tensor, positions: list[int], joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(rows)
-        stack = self._stack(home, count)
+        stack = self._stack(place, count)
         if self.device.type != "cuda" or not isinstance(self._source, Arrays) or not self._model.capturable:
             return self._stepper.step(stack, self._batch(rows, positions), joined)
-        key = (home, count, rows.shape[1], joined and self._gradients)
+        key = (place, count, rows.shape[1], joined and self._gradients)
         graph = self._graphs.get(key)
         if graph is None:
-            if self._seen[key] < self._patience or len(self._graphs) >= GRAPHS:
-                self._seen[key] += 1  # the first times are the warm-up that a capture needs
+            if self._launches[key] < self._patience or len(self._graphs) >= GRAPHS:
+                self._launches[key] += 1  # the first launches are the warm-up that a capture needs
                 return self._stepper.step(stack, self._batch(rows, positions), joined)
-            graph = self._graphs[key] = Graph(rows)
-            graph.capture(lambda rows: self._stepper.step(stack, self._batch(rows, positions), joined))
+            graph = Graph(rows, lambda rows: self._stepper.step(stack, self._batch(rows, positions), joined))
+            self._graphs[key] = graph
         return graph.replay(rows)
 
-    # -- data -----------------------------------------------------------------------------------------------
-
-    def _on_device(self, source: Source) -> Source:
-        """Arrays go to the device once; a Dataset is asked row by row."""
-        if self.device.type == "cpu" or not isinstance(source, Arrays):
-            return source
-        return Arrays(mapped(source.tree, lambda leaf: leaf.to(self.device)))
-
     def _batch(self, index: torch.Tensor, positions: list[int]) -> Any:
-        """Rows of the data as mini-batches, with the random numbers of their positions where a Dataset draws some."""
+        """Return rows of the data as mini-batches; a Dataset draws the random numbers of their positions."""
         if isinstance(self._source, Arrays):
             flat = index.view(-1)
             return mapped(self._source.tree, lambda leaf: leaf.index_select(0, flat).view(*index.shape, *leaf.shape[1:]))
@@ -375,7 +361,7 @@ class TorchRows:
 
 
 def stacked(batches: list[Any], device: torch.device) -> Any:
-    """Mini-batches of the same nesting as one, with a first dimension for the rows."""
+    """Stack mini-batches of the same nesting; the new first dimension is that of the replicas."""
     first = batches[0]
     if isinstance(first, Mapping):
         return {key: stacked([batch[key] for batch in batches], device) for key in first}

@@ -1,4 +1,4 @@
-"""One step of many replicas at once: forward, backward, and each row's own optimiser."""
+"""One step of many replicas at once: forward pass, backward pass and optimiser of each row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.func import vmap
 
 from paragrad.core.flat import Piece
-from paragrad.learners.linear import Linears, Sink, Uses
+from paragrad.learners.linear import InterceptedLinear, Sink, batched
 from paragrad.learners.rowmodel import RowModel
 from paragrad.optim.rows import RowOptimizer
 from paragrad.types import Vector
@@ -22,7 +22,7 @@ Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 
 @contextlib.contextmanager
 def computing(precision: Precision) -> Iterator[None]:
-    """Matrix products of float32 in tf32, where that is asked for."""
+    """Compute float32 matrix products in tf32 if ``precision`` is tf32, else in full precision."""
     before = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     wanted = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = wanted
@@ -35,7 +35,7 @@ def computing(precision: Precision) -> Iterator[None]:
 
 
 class Stack:
-    """Rows of everything that a step reads and writes, cut into the model's tensors."""
+    """Rows of everything that a step reads and writes, split into the model's tensors."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], pieces: dict[str, list[Piece]]) -> None:
         self.tensors = tensors
@@ -56,7 +56,7 @@ class Stepper:
         self._model = model
         self.optimizer: RowOptimizer = model.optimizer
         self.scheduled = model.paced and not gradients
-        """Whether each row has a learning rate of its own."""
+        """True if the learning rate differs between rows."""
         self.pieces = model.pieces
         self._names = [piece.name for piece in self.pieces["weights"]]
         self._device = device
@@ -65,44 +65,44 @@ class Stepper:
         self._most = most
         self._scratch_rows: torch.Tensor | None = None
         self._linears: list[tuple[int, int | None]] = []
-        """Weight and bias of each linear layer that is used once in a forward pass."""
-        self._at_once = False
-        """Whether a step is made in the product that computes a linear layer's gradient: plain SGD, and no other layers."""
+        """Weight and bias of each linear layer that a forward pass uses once."""
+        self._merged = False
+        """True if the product that computes a gradient also makes the step: plain SGD, and linear layers only."""
 
     def close(self) -> None:
-        """Let go of memory."""
+        """Free memory."""
         self._scratch_rows = None
 
     def choose(self, stack: Stack, batch: Any) -> None:
-        """Choose how all steps are computed, in a dry run on copies: forward and backward passes that no row keeps anything of.
+        """Choose how to compute all steps, by a forward and a backward pass on copies.
 
-        Were it seen in the first steps instead, these would be computed by another formula than the others, and round
-        differently. A resumed run has first steps where an unbroken one has none.
+        If the first steps decided, they would use another formula than later ones and round differently. A resumed run has
+        first steps where an uninterrupted run has none.
         """
         dry = Stack({name: rows.clone() for name, rows in stack.tensors.items()}, self.pieces)
         self._linears = self._layers(dry, batch)
         views = _cut(torch.zeros_like(dry.tensors["weights"]), self.pieces["weights"])
-        _, _, also = self._backward(dry, batch, views)
-        every = {k for pair in self._linears for k in pair if k is not None} == set(range(len(self._names)))
+        _, _, shared = self._backward(dry, batch, views)
+        only_linear = {k for pair in self._linears for k in pair if k is not None} == set(range(len(self._names)))
         plain = self.optimizer.plain and not self._gradients and self._precision != "bf16"
-        self._at_once = every and plain and not also and not self.scheduled and not self._model.clips
+        self._merged = only_linear and plain and not shared and not self.scheduled and not self._model.clips
 
     def step(self, stack: Stack, batch: Any, joined: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Forward, backward and update of every row of the stack; returns losses and their normalisers."""
-        gradient = self._gradient_of(stack, joined)
-        views = stack.weights if self._at_once else _cut(gradient, self.pieces["weights"])
+        """Make a step of every row of the stack; return losses and their normalisers."""
+        gradient = self._gradient_rows(stack, joined)
+        views = stack.weights if self._merged else _cut(gradient, self.pieces["weights"])
         losses, normalisers, _ = self._backward(stack, batch, views)
         if self._gradients:
             self._join(stack, gradient, normalisers, joined)
-        elif not self._at_once:
+        elif not self._merged:
             self._update(stack, gradient)
         stack.steps.add_(1)
         return losses.detach().to(torch.float64), normalisers.to(torch.float64)
 
     def _backward(self, stack: Stack, batch: Any, views: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """Losses, their normalisers, and whether a linear layer's weight is used elsewhere, too; gradients go into views."""
+        """Write gradients to ``views``; return losses, normalisers, and whether a linear weight is also used elsewhere."""
         parameters = [weights.detach().requires_grad_() for weights in stack.weights]
-        # torch's rule for batch-norm writes running statistics into a copy where the rows do not lie side by side.
+        # If rows are not contiguous, torch's vmap rule for batch-norm writes running statistics to a copy.
         buffers = [buffer.clone(memory_format=torch.contiguous_format) for buffer in stack.buffers]
         with torch.enable_grad(), self._autocast():
             one = vmap(partial(self._loss_of_one, views), randomness="error")
@@ -111,34 +111,39 @@ class Stepper:
             into.copy_(buffer)
         sunk = {k for pair in self._linears for k in pair}
         found = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
-        also = False
+        shared = False
         for k, mine in enumerate(found):
             if mine is None and k not in sunk:
                 raise RuntimeError(f"The loss does not depend on {self._names[k]!r}")
             if mine is not None and k in sunk:
-                also = True
-                views[k].add_(mine)  # a layer's weight that is used elsewhere, too: both parts count
+                shared = True
+                views[k].add_(mine)  # the linear layer has already written its part
             elif mine is not None:
                 views[k].copy_(mine)
-        return losses, normalisers, also
+        return losses, normalisers, shared
 
     def _layers(self, stack: Stack, batch: Any) -> list[tuple[int, int | None]]:
-        """The linear layers that a forward pass uses once."""
+        """Return weight and bias of the linear layers that a forward pass uses once."""
         layers: list[tuple[int, int | None]] = []
 
-        def look(weights: list[Vector], *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            with Uses() as looking:
-                found = self._model.loss(weights, *others)
-            layers.extend(_used_once(looking.found, {id(weight): k for k, weight in enumerate(weights)}))
-            return found
+        def recorded(weights: list[Vector], *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            used: list[tuple[int, int | None]] = []
+
+            def record(input: Any, weight: Any, bias: Any = None) -> None:
+                used.append((id(weight), None if bias is None else id(bias)))
+
+            with InterceptedLinear(record):
+                loss = self._model.loss(weights, *others)
+            layers.extend(_used_once(used, {id(weight): k for k, weight in enumerate(weights)}))
+            return loss
 
         buffers = [buffer.clone(memory_format=torch.contiguous_format) for buffer in stack.buffers]
         with torch.no_grad(), self._autocast():
-            vmap(look, randomness="error")(stack.weights, buffers, stack.integers, batch)
+            vmap(recorded, randomness="error")(stack.weights, buffers, stack.integers, batch)
         return layers
 
-    def _gradient_of(self, stack: Stack, joined: bool) -> torch.Tensor:
-        """Where the step's gradients are written, a row for each replica."""
+    def _gradient_rows(self, stack: Stack, joined: bool) -> torch.Tensor:
+        """Return the tensor for the step's gradients, one row per replica."""
         if self._gradients and not joined:
             return stack.tensors["gradients"]
         weights = stack.tensors["weights"]
@@ -147,23 +152,16 @@ class Stepper:
             self._scratch_rows = torch.zeros((max(count, self._most), width), dtype=weights.dtype, device=weights.device)
         return self._scratch_rows[:count]
 
-    def _loss_of_one(
-        self,
-        sinks: list[torch.Tensor],
-        weights: list[Vector],
-        buffers: list[Vector],
-        integers: list[Vector],
-        batch: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _loss_of_one(self, sinks: list[torch.Tensor], weights: list[Vector], *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._linears:
-            return self._model.loss(weights, buffers, integers, batch)
-        rate = self.optimizer.lr if self._at_once else None
+            return self._model.loss(weights, *others)
+        rate = self.optimizer.lr if self._merged else None
         places = {id(weights[w]): Sink(sinks[w], None if b is None else sinks[b], rate) for w, b in self._linears}
-        with Linears(places):
-            return self._model.loss(weights, buffers, integers, batch)
+        with batched(places):
+            return self._model.loss(weights, *others)
 
     def _join(self, stack: Stack, gradient: torch.Tensor, weights: torch.Tensor, joined: bool) -> None:
-        """A mean gradient, or its mean with what earlier mini-batches of the window gave."""
+        """Average the gradient with those of the window's earlier mini-batches."""
         total = stack.tensors["joined"]
         if not joined:
             total.copy_(weights)
@@ -173,7 +171,7 @@ class Stepper:
         stack.tensors["gradients"].lerp_(gradient, share.view(-1, 1).expand_as(gradient))
 
     def _update(self, stack: Stack, gradient: torch.Tensor) -> None:
-        """One step of every row's optimiser; by torch's own kernel for lists of tensors where it has one."""
+        """Make one step of every row's optimiser, with torch's fused kernel if there is one."""
         self._model.clip(gradient)
         if self.optimizer.fused is None or self._device.type != "cuda" or self.scheduled:
             slots = [stack.tensors[f"slot{k}"] for k in range(len(self.optimizer.slots))]
@@ -205,7 +203,7 @@ class Stepper:
 
 
 def _used_once(found: list[tuple[int, int | None]], places: dict[int, int]) -> list[tuple[int, int | None]]:
-    """The linear layers whose weight and bias are replicas' own and are used in that one place."""
+    """Return the linear layers whose weight and bias are trained and are used only there."""
     uses = Counter(tensor for pair in found for tensor in pair)
     mine = []
     for weight, bias in found:

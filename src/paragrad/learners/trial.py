@@ -1,9 +1,9 @@
-"""A trial of two replicas: a step of both together must come to where each comes alone.
+"""A trial of two replicas: a step of both together must give the result of two separate steps.
 
-Two ways to add the same numbers round differently. That alone may switch a unit at a kink on or off (a ReLU whose input is
-almost 0), and then changes some elements of a gradient by any amount. So gradients are compared by norm, and where they
-differ the trial is repeated in float64, where such a unit is rarely met, and from other points, where it is another one.
-A model that cannot be computed together differs at all of them.
+Two ways to add the same numbers round differently. Rounding may switch a unit at a kink on or off (a ReLU whose input is
+almost 0), which changes some elements of a gradient by any amount. So gradients are compared by norm. If they differ, the
+trial is repeated in float64, where such units are rare, and from other points, where other units are at a kink. A model
+that cannot be computed together differs at all points.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from paragrad.learners.rows import Task, TorchRows
 from paragrad.learners.torch import TorchLearner
 
 NEAR, FINE, COARSE = 1e-4, 1e-9, 3e-3
-"""How far two gradients may be from each other, of their norm: as they are, in float64, and from other points where a model
-cannot be computed in float64 and some units may have been switched."""
+"""Largest relative difference of two gradients in norm: in the model's type, in float64, and at other points if the model
+cannot be computed in float64 and some units may have switched."""
 POINTS = 4
-"""Points at which gradients that differ are looked at again."""
+"""Points at which gradients that differ are compared again."""
 JITTER = 0.01
-"""How far these are from where the run starts, of the weights' own size."""
+"""Relative distance of these points from the initial weights."""
 
 
 def same_together(learner: Batchable, source: Source, plan: Plan) -> bool:
-    """Whether two rows come together to the gradients that each comes to alone; raises what torch cannot compute together."""
+    """Return whether two rows together get the gradients of each alone; raise torch's error if it cannot compute them."""
     exact = learner.weights.dtype == torch.float64 and not isinstance(learner, KerasLearner)
     if _same(learner, source, plan, FINE if exact else NEAR):
         return True
     try:
         finer = _in_float64(learner, source, plan)
     except Exception:
-        finer = None  # the model is written for one type: whatever it raises in another, it is tried as it is
+        finer = None  # the model works in one type only, and may raise anything in another
     within = COARSE if finer is None else FINE
     learner, source, plan = finer or (learner, source, plan)
     start, generator = learner.weights.clone(), torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def same_together(learner: Batchable, source: Source, plan: Plan) -> bool:
 
 
 def _in_float64(learner: Batchable, source: Source, plan: Plan) -> tuple[TorchLearner, Source, Plan] | None:
-    """The same model and two of its mini-batches in float64; None for Keras, whose products on torch are float32 at most."""
+    """Return the model and two of its mini-batches in float64; None for Keras, which multiplies in float32 at most."""
     if isinstance(learner, KerasLearner):
         return None
     loss: Any = copy.deepcopy(learner.loss).double() if isinstance(learner.loss, nn.Module) else learner.loss
@@ -74,21 +74,18 @@ def _in_float64(learner: Batchable, source: Source, plan: Plan) -> tuple[TorchLe
 
 
 def _same(learner: Batchable, source: Source, plan: Plan, within: float) -> bool:
-    """Whether gradients, buffers and losses are within so much of those that the learner comes to alone."""
+    """Return whether gradients, buffers and losses equal those of the learner alone, up to the tolerance ``within``."""
     two = min(2, plan.positions)
     with _no_fallback():
         rows = TorchRows(learner, two, source, plan, gradients=True)
         outcomes = rows.run([Task(row, (row,)) for row in range(two)])
     assert rows.gradients is not None
     for row, (together, buffers, outcome) in enumerate(zip(rows.gradients, rows.buffers, outcomes, strict=True)):
-        before = learner.weights.clone(), learner.buffers.clone(), learner.integers.clone()
-        alone = torch.empty_like(learner.weights)
-        step = learner.gradient(_batch(source, plan, row), alone)
-        learner.collect()
-        after, moved = learner.buffers.clone(), not torch.equal(learner.weights, before[0])
-        for vector, old in zip((learner.weights, learner.buffers, learner.integers), before, strict=True):
-            vector.copy_(old)
-        learner.spread()
+        before, alone = learner.weights.clone(), torch.empty_like(learner.weights)
+        with learner.unchanged():
+            step = learner.gradient(_batch(source, plan, row), alone)
+            learner.collect()
+            after, moved = learner.buffers.clone(), not torch.equal(learner.weights, before)
         same = (
             not moved
             and math.isclose(outcome.loss, step.loss * step.weight, rel_tol=within, abs_tol=within)
@@ -108,7 +105,7 @@ def _batch(source: Source, plan: Plan, position: int) -> Any:
 
 @contextlib.contextmanager
 def _no_fallback() -> Iterator[None]:
-    """Without torch's own loop over rows, which would be slower than one worker after another."""
+    """Disable torch's loop over rows, which is slower than computing one worker after another."""
     functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)

@@ -1,4 +1,4 @@
-"""Built-in models, losses and toy problems, and those that a user's file names."""
+"""Built-in models, losses and toy problems, and models and losses from a user's file."""
 
 from paragrad.models.builtin import build
 

@@ -1,4 +1,4 @@
-"""Built-in models by name, and models from a file of yours."""
+"""Built-in models by name, and models from a user's file."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from paragrad.models import ownfile, toys
 CATALOGUE: dict[str, str] = {
     "linear": "one linear layer: softmax, logistic or linear regression, by the loss",
     "mlp": "fully connected layers with ReLU; hidden sizes as in mlp:1000-2000-1000, by default 128",
-    "cnn": "two convolutions and two linear layers, for images; flat squares (64, 784) are taken as images",
+    "cnn": "two convolutions and two linear layers, for images; flat squares (64, 784) are treated as images",
     "resnet8": "three residual blocks of 16, 32 and 64 channels with batch-norm, for images",
     **toys.CATALOGUE,
     "FILE.py:FUNCTION": "your own: a function that returns a torch.nn.Module, or a compiled Keras model; it may take inputs= "
     "and outputs=",
-    "FILE.keras": "a compiled Keras model that was saved",
+    "FILE.keras": "a saved, compiled Keras model",
 }
-"""What ``model`` may be on the command line, each in a line."""
+"""Values of ``model`` on the command line, with a one-line description."""
 
 
 def is_keras(thing: Any) -> bool:
-    """Whether this is a Keras model. Keras is not imported for that: where nobody has, there is none."""
+    """Return whether this is a Keras model, without importing Keras: if it is not imported, there is no Keras model."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(thing, getattr(keras, "Model", ()))
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a model was built from, and can be built from again."""
+    """Arguments from which a model was built and can be built again."""
 
     spec: str
     inputs: tuple[int, ...]
@@ -48,12 +48,32 @@ class Built:
 
 
 def build(spec: str, inputs: tuple[int, ...], outputs: int, seed: int = 0) -> nn.Module:
-    """The model of a text, for rows of the shape ``inputs``; its weights are drawn by ``seed`` alone.
+    """Build the model that a text names, for rows of the shape ``inputs``; ``seed`` alone determines its weights.
 
-    A toy problem has its own start and a size of its own, whatever the rows.
+    A toy problem has its own start and size, whatever the rows.
     """
     if toys.is_toy(spec):
         return toys.build(spec)
+    make = _maker(spec, inputs, outputs)
+    before = random.getstate()
+    random.seed(seed)  # Keras's initialisers take their seeds from this generator
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            module = make()
+    finally:
+        random.setstate(before)
+    # The module keeps its arguments, also in a user's program, so that a run can be used without its training data.
+    again = ownfile.absolute(spec) if ownfile.is_named(spec) else spec
+    module.paragrad_built = Built(again, tuple(inputs), outputs, seed)  # type: ignore[assignment]
+    return module
+
+
+def _maker(spec: str, inputs: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
+    if ownfile.is_named(spec):
+        return lambda: _from_file(spec, inputs, outputs)
+    if spec.endswith(".py"):
+        raise UsageError(f"model={spec!r} names a file only: name its function too, as {spec}:build.")
     name, colon, sizes = spec.partition(":")
     makers: dict[str, Callable[[], nn.Module]] = {
         "linear": lambda: _mlp(inputs, [], outputs),
@@ -61,45 +81,25 @@ def build(spec: str, inputs: tuple[int, ...], outputs: int, seed: int = 0) -> nn
         "cnn": lambda: _cnn(_image(spec, inputs), outputs),
         "resnet8": lambda: _resnet8(_image(spec, inputs), outputs),
     }
-    own = ownfile.is_named(spec)
-    if own:
-        make: Callable[[], nn.Module] = lambda: _from_file(spec, inputs, outputs)  # noqa: E731
-    elif spec.endswith(".py"):
-        raise UsageError(f"model={spec!r} names a file only: name its function too, as {spec}:build.")
-    elif name.lower() not in makers and sizes.isidentifier():
-        raise _no_file(spec, name, sizes)
-    elif name.lower() not in makers:
-        raise unknown("model", name, CATALOGUE)
-    elif colon and name.lower() != "mlp":
+    if name.lower() not in makers:
+        raise _no_file(spec, name, sizes) if sizes.isidentifier() else unknown("model", name, CATALOGUE)
+    if colon and name.lower() != "mlp":
         raise UsageError(f"model={spec!r}, but {name} takes no sizes; only mlp does, as mlp:1000-2000-1000.")
-    else:
-        make = makers[name.lower()]
-    before = random.getstate()
-    random.seed(seed)  # where Keras's initialisers take their seeds from
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            module = make()
-    finally:
-        random.setstate(before)
-    # The module keeps it, also in a program of the user's, so that a run can be used without the data it was trained on.
-    again = ownfile.absolute(spec) if own else spec
-    module.paragrad_built = Built(again, tuple(inputs), outputs, seed)  # type: ignore[assignment]
-    return module
+    return makers[name.lower()]
 
 
 def _no_file(spec: str, name: str, function: str) -> UsageError:
-    """``mine:build`` is most likely meant as ``mine.py:build``."""
+    """Return the error for ``mine:build``, which probably means ``mine.py:build``."""
     path = Path(name.replace(".", "/") + ".py")
     here = f"{path} exists here" if path.is_file() else f"there is no {path} in {Path.cwd()}"
     return UsageError(
-        f"Unknown model {spec!r}. Write a model of your own as FILE.py:FACTORY, such as {path}:{function} ({here}). "
+        f"Unknown model {spec!r}. Write your own model as FILE.py:FACTORY, such as {path}:{function} ({here}). "
         f"Built in: {', '.join(known for known in CATALOGUE if not known.startswith('FILE'))}."
     )
 
 
 class Image(nn.Module):
-    """Rows of any shape as images of (channels, height, width)."""
+    """Reshape rows of any shape to images of (channels, height, width)."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Image(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions with batch-norm beside a shortcut (He et al. 2016)."""
+    """Two 3x3 convolutions with batch-norm, and a shortcut (He et al. 2016)."""
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def _sizes(spec: str, text: str) -> list[int]:
     except ValueError:
         sizes = [0]
     if min(sizes) < 1:
-        raise UsageError(f"model={spec!r}, but hidden sizes are whole numbers of at least 1, as in mlp:1000-2000-1000.")
+        raise UsageError(f"model={spec!r}, but hidden sizes must be whole numbers of at least 1, as in mlp:1000-2000-1000.")
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""FILE.py:NAME: a function or class of the user's own, named on the command line or in a run.toml."""
+"""FILE.py:NAME: a user-defined function or class, named on the command line or in a run.toml."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paragrad.errors import UsageError, unknown
 
 
 def is_named(spec: str) -> bool:
-    """Whether a text names something in a file."""
+    """Return whether a text names something in a file."""
     return spec.rpartition(":")[0].endswith(".py")
 
 
 def load(spec: str, what: str) -> Any:
-    """What a text names; ``what`` it is taken for, for messages."""
+    """Return the object that a text names; ``what`` is its role, for messages."""
     file, _, name = spec.rpartition(":")
     path = Path(file).expanduser().resolve()
     if not path.is_file():
@@ -29,17 +29,18 @@ def load(spec: str, what: str) -> Any:
     module = _imported(path)
     found = getattr(module, name, None)
     if not callable(found):
-        raise unknown(f"function in {path.name}:", name, _functions(module))
+        local = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        raise unknown(f"function in {path.name}:", name, [key for key, value in local.items() if callable(value)])
     return found
 
 
 def is_gone(spec: str) -> bool:
-    """Whether a text names something in a file that is no longer there."""
+    """Return whether a text names something in a file that no longer exists."""
     return is_named(spec) and not Path(spec.rpartition(":")[0]).expanduser().is_file()
 
 
 def absolute(spec: str) -> str:
-    """The same from every directory."""
+    """Return the text with an absolute path."""
     file, _, name = spec.rpartition(":")
     return f"{Path(file).expanduser().resolve()}:{name}"
 
@@ -52,18 +53,12 @@ def _imported(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if "keras" not in sys.modules:
-        os.environ.setdefault("KERAS_BACKEND", "torch")  # the one that paragrad trains on, if the file imports Keras
+        os.environ.setdefault("KERAS_BACKEND", "torch")  # paragrad needs torch if the file imports Keras
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    # Workers do not have this module: its classes travel to them with the model.
+    # Workers cannot import this module, so its classes are pickled with the model.
     cloudpickle.register_pickle_by_value(module)
     return module
-
-
-def _functions(module: ModuleType) -> list[str]:
-    return [
-        name for name, thing in vars(module).items() if callable(thing) and getattr(thing, "__module__", "") == module.__name__
-    ]

@@ -1,14 +1,13 @@
-"""Toy problems: functions of a few numbers whose minimum is known, as models that need no data; their path can be drawn.
+"""Toy problems: functions of a few numbers with a known minimum, as models without data; their path can be plotted.
 
-A row of data is noise: a vector of standard normal numbers, as long as the parameters. The output for a row is
-``f(w) + noise * (row @ w)``, so that the mean over a batch has the gradient ``∇f(w) + noise * mean(row)``: that of the
-function, and noise of a known size. A row of zeros gives the function itself.
+A row of data is noise: a vector of standard normal numbers, one per parameter. The output for a row is
+``f(w) + noise * (row @ w)``. So the mean over a batch has the gradient ``∇f(w) + noise * mean(row)``: that of the function
+plus noise of a known size. A row of zeros gives the function itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,56 +17,57 @@ from paragrad.config.options import parse_fields
 from paragrad.errors import UsageError, unknown
 
 LOSS = "value"
-"""The loss that a toy problem is trained with: the mean of its output."""
+"""Loss of a toy problem: the mean of its output."""
 
 
 class Toy(nn.Module):
-    """A function f of a few numbers. ``point`` are its parameters, ``minimum`` is where f is smallest (and 0)."""
+    """A function f of a few numbers. ``point`` are its parameters; at ``minimum`` f is smallest, and 0."""
 
     fields: ClassVar[tuple[str, ...]] = ("start", "noise")
-    """What may be given by name, on the command line too."""
+    """Arguments by name, also on the command line."""
+    minimum: tuple[float, ...]
+    default_start: tuple[float, ...]
 
-    def __init__(self, minimum: Sequence[float], usual: Sequence[float], start: Any, noise: Any) -> None:
+    def __init__(self, *, start: Any = None, noise: Any = 0.0) -> None:
         super().__init__()
-        self.minimum = tuple(minimum)
-        self.start = _numbers("start", tuple(usual) if start is None else start)
+        self.start = _numbers("start", self.default_start if start is None else start)
         if len(self.start) != len(self.minimum):
             raise UsageError(
                 f"start={self.start} has {len(self.start)} numbers, but {type(self).__name__} has {self.size} parameters: give "
-                f"as many, such as {tuple(usual)}."
+                f"one number per parameter, such as {self.default_start}."
             )
         if not _is_number(noise) or not 0 <= noise < math.inf:
             raise UsageError(
-                f"noise={noise!r}, but it is the standard deviation of the gradient's noise: 0 or more, such as 0.1."
+                f"noise={noise!r}, but it must be the standard deviation of the gradient's noise: 0 or more, such as 0.1."
             )
         self.noise = float(noise)
         self.point = nn.Parameter(torch.tensor(self.start, dtype=torch.float32))
 
     @property
     def size(self) -> int:
-        """How many parameters there are, and so numbers in a row of noise."""
+        """Number of parameters, and of numbers in a row of noise."""
         return len(self.minimum)
 
     def value(self, point: torch.Tensor) -> torch.Tensor:
-        """f at a point, or at many at once: the last dimension is the coordinates."""
+        """Return f at one or many points; the last dimension holds the coordinates."""
         raise NotImplementedError
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """f at the parameters for each row of noise, tilted by it."""
+        """Return f at the parameters for each row of noise, plus the noise term."""
         if rows.ndim != 2 or rows.shape[-1] != self.size:
             raise UsageError(
                 f"{type(self).__name__} has {self.size} parameters, but the rows have the shape {tuple(rows.shape[1:])}. A toy "
-                "problem is trained on noise: data='noise'."
+                "problem is trained on noise: use data='noise'."
             )
         return self.value(self.point) + self.noise * (rows @ self.point)
 
     def reset_parameters(self) -> None:
-        """A random point around the start, for schemes whose workers begin apart."""
+        """Draw a random point around the start, for schemes whose workers start from different points."""
         with torch.no_grad():
             self.point.copy_(torch.tensor(self.start) + 0.5 * torch.randn(self.size))
 
     def spelled(self) -> str:
-        """The text that ``build`` makes an equal problem from."""
+        """Return the text from which ``build`` makes an equal problem."""
         return f"{type(self).__name__.lower()}:" + ",".join(f"{name}={getattr(self, name)!r}" for name in self.fields)
 
     def extra_repr(self) -> str:
@@ -77,8 +77,7 @@ class Toy(nn.Module):
 class Booth(Toy):
     """(x + 2y - 7)² + (2x + y - 5)²: a tilted bowl, nine times as steep across as along; its minimum is (1, 3)."""
 
-    def __init__(self, *, start: Any = None, noise: Any = 0.0) -> None:
-        super().__init__((1.0, 3.0), (-4.0, -2.0), start, noise)
+    minimum, default_start = (1.0, 3.0), (-4.0, -2.0)
 
     def value(self, point: torch.Tensor) -> torch.Tensor:
         x, y = point[..., 0], point[..., 1]
@@ -86,10 +85,9 @@ class Booth(Toy):
 
 
 class Beale(Toy):
-    """(1.5 - x + xy)² + (2.25 - x + xy²)² + (2.625 - x + xy³)²: flat but for steep walls; its minimum is (3, 0.5)."""
+    """(1.5 - x + xy)² + (2.25 - x + xy²)² + (2.625 - x + xy³)²: flat except for steep walls; its minimum is (3, 0.5)."""
 
-    def __init__(self, *, start: Any = None, noise: Any = 0.0) -> None:
-        super().__init__((3.0, 0.5), (1.0, -1.0), start, noise)
+    minimum, default_start = (3.0, 0.5), (1.0, -1.0)
 
     def value(self, point: torch.Tensor) -> torch.Tensor:
         x, y = point[..., 0], point[..., 1]
@@ -99,8 +97,7 @@ class Beale(Toy):
 class Rosenbrock(Toy):
     """(1 - x)² + 100 (y - x²)²: a narrow valley with a bend, easy to find and slow to follow; its minimum is (1, 1)."""
 
-    def __init__(self, *, start: Any = None, noise: Any = 0.0) -> None:
-        super().__init__((1.0, 1.0), (-1.2, 1.0), start, noise)
+    minimum, default_start = (1.0, 1.0), (-1.2, 1.0)
 
     def value(self, point: torch.Tensor) -> torch.Tensor:
         x, y = point[..., 0], point[..., 1]
@@ -108,17 +105,18 @@ class Rosenbrock(Toy):
 
 
 class Quadratic(Toy):
-    """½ Σ hⱼ wⱼ²: a bowl with the curvatures h that you choose, as many as there shall be parameters; its minimum is 0."""
+    """½ Σ hⱼ wⱼ²: a bowl with the curvatures h that you choose, one per parameter; its minimum is 0."""
 
     fields: ClassVar[tuple[str, ...]] = ("curvatures", "start", "noise")
 
     def __init__(self, curvatures: Any = (1.0, 10.0), *, start: Any = None, noise: Any = 0.0) -> None:
         chosen = _numbers("curvatures", curvatures)
         if min(chosen) <= 0:
-            raise UsageError(f"curvatures={chosen}, but each must be above 0, or there is no minimum.")
-        super().__init__((0.0,) * len(chosen), (1.0,) * len(chosen), start, noise)
+            raise UsageError(f"curvatures={chosen}, but each must be above 0, or the function has no minimum.")
+        self.minimum, self.default_start = (0.0,) * len(chosen), (1.0,) * len(chosen)
+        super().__init__(start=start, noise=noise)
         self.curvatures = chosen
-        # Not a buffer: it is no state that a worker's commit would have to carry.
+        # Not a buffer: workers would send it with every commit.
         self._half = [0.5 * curvature for curvature in chosen]
 
     def value(self, point: torch.Tensor) -> torch.Tensor:
@@ -126,24 +124,24 @@ class Quadratic(Toy):
 
 
 TABLE: dict[str, type[Toy]] = {kind.__name__.lower(): kind for kind in (Booth, Beale, Rosenbrock, Quadratic)}
-"""Every toy problem by its name on the command line."""
+"""Toy problems by name on the command line."""
 
 CATALOGUE: dict[str, str] = {
     "booth": "toy problem: a tilted bowl in two dimensions; booth:start=(-4,-2),noise=0.1",
-    "beale": "toy problem: flat land between steep walls, in two dimensions; beale:start=(1,-1),noise=0.1",
+    "beale": "toy problem: a plain between steep walls, in two dimensions; beale:start=(1,-1),noise=0.1",
     "rosenbrock": "toy problem: a narrow bent valley in two dimensions; rosenbrock:start=(-1.2,1),noise=0.1",
-    "quadratic": "toy problem: a bowl with these curvatures, in as many dimensions; quadratic:curvatures=(1,10),noise=0.1",
+    "quadratic": "toy problem: a bowl with these curvatures, one per dimension; quadratic:curvatures=(1,10),noise=0.1",
 }
-"""The toy problems as models, each in a line. They need no data."""
+"""Toy problems with a one-line description. They need no data."""
 
 
 def is_toy(spec: str) -> bool:
-    """Whether a model's text names a toy problem."""
+    """Return whether a model's text names a toy problem."""
     return spec.partition(":")[0].strip().lower() in TABLE
 
 
 def build(spec: str) -> Toy:
-    """The toy problem of a text such as ``quadratic:curvatures=(1,10),noise=0.1``."""
+    """Build the toy problem that a text names, such as ``quadratic:curvatures=(1,10),noise=0.1``."""
     name, given = parse_fields(spec)
     if name.lower() not in TABLE:
         raise unknown("toy problem", name, TABLE)
@@ -161,5 +159,5 @@ def _is_number(value: Any) -> bool:
 def _numbers(name: str, given: Any) -> tuple[float, ...]:
     values = (given,) if _is_number(given) else given
     if not isinstance(values, tuple | list) or not values or not all(_is_number(v) and math.isfinite(v) for v in values):
-        raise UsageError(f"{name}={given!r}, but it is one finite number for each parameter, such as {name}=(1,10).")
+        raise UsageError(f"{name}={given!r}, but it must be one finite number per parameter, such as {name}=(1,10).")
     return tuple(float(value) for value in values)

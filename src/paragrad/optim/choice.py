@@ -1,4 +1,4 @@
-"""What a user chooses as the optimiser: which one, how its rate goes by the progress of the run, how gradients are clipped."""
+"""The user's choice of an optimiser, a learning-rate schedule and gradient clipping."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from paragrad.optim import schedules
 from paragrad.optim.schedules import ScheduleLike
 
 Factory: TypeAlias = str | Callable[..., torch.optim.Optimizer]
-"""A name with fields (``"adam:lr=0.001"``), or a factory that takes the parameters, or one that takes the ``model``."""
+"""A name with fields (``"adam:lr=0.001"``), a factory that takes the parameters, or one that takes the ``model``."""
 
 SETTINGS = ("optimizer", "schedule", "clip_norm", "clip_value")
-"""What a run.toml says of it, by name."""
+"""Keys of a run.toml that describe the choice."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
     """An optimiser with a learning-rate schedule and with gradient clipping.
 
-    The schedule goes by *global* progress: the share of the run's mini-batches that the center has applied, and the
-    worker's own steps since it was told. So it does not depend on how many workers there are or on who is fast, and a
-    resumed run goes on where it was. Clipping comes before the optimiser sees the gradient: the worker's own, or, where the
-    center holds the optimiser (SyncSGD), the mean of the round, which is that of the large batch.
+    The schedule follows the *global* progress: the share of the run's mini-batches that the center has applied, plus the
+    worker's own steps since the last reply. So it does not depend on the number or the speed of the workers, and a resumed
+    run continues where it stopped. Gradients are clipped before the optimiser uses them: each worker's gradient, or, if the
+    center holds the optimiser (SyncSGD), the mean of the round, which is the gradient of the large batch.
     """
 
     optimizer: Factory = "adam"
     """A name (``"adam:lr=0.001"``), a factory that takes the parameters, or one that takes the ``model``."""
     schedule: ScheduleLike | None = None
     """``"cosine"``, ``"cosine:warmup=0.05,floor=0.1"``, ``"linear"``, ``"step:at=0.5+0.75,factor=0.1"``,
-    ``"exponential:floor=0.01"``, ``"warmup"``; or a function from the share of the run that is done to a factor."""
+    ``"exponential:floor=0.01"``, ``"warmup"``; or a function from the completed share of the run to a factor."""
     clip_norm: float | None = None
     """The largest norm of a gradient: a longer one is scaled down to it (``torch.nn.utils.clip_grad_norm_``)."""
     clip_value: float | None = None
@@ -43,7 +43,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, Optimizer):
-            raise UsageError("pg.Optimizer was given another pg.Optimizer: give a name, or a factory.")
+            raise UsageError("pg.Optimizer was given another pg.Optimizer: give a name or a factory.")
         for name in ("clip_norm", "clip_value"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or not value > 0 or not math.isfinite(value)):
@@ -56,12 +56,12 @@ class Optimizer:
 
     @classmethod
     def of(cls, given: Any) -> Optimizer:
-        """The same with its defaults, where only a name or a factory was given."""
+        """Return a choice as it is; a name or a factory with default schedule and clipping."""
         return given if isinstance(given, cls) else cls(given)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Optimizer:
-        """As a run.toml or the command line says it."""
+        """Make a choice from the settings of a run.toml or the command line."""
         return cls(**{key: settings[key] for key in SETTINGS if settings.get(key) is not None})
 
     @cached_property
@@ -70,16 +70,16 @@ class Optimizer:
         return schedules.build(self.schedule)
 
     def factor(self, progress: float) -> float:
-        """What the rate is multiplied with when so much of the run is done."""
+        """Return the factor of the learning rate at this share of the run."""
         return 1.0 if self.schedule is None else schedules.checked(self._schedule, progress)
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped."""
+        """True if gradients are clipped."""
         return self.clip_norm is not None or self.clip_value is not None
 
     def clip(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Clip the gradients of these, in place."""
+        """Clip the gradients of these parameters, in place."""
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
         if self.clip_value is not None:
@@ -94,7 +94,7 @@ class Optimizer:
             gradient.clamp_(-self.clip_value, self.clip_value)
 
     def spelled(self) -> dict[str, Any]:
-        """What a run.toml says of it."""
+        """Return the settings for a run.toml."""
         return {
             "optimizer": spelling(self.optimizer),
             "schedule": spelling(self.schedule),
@@ -104,7 +104,7 @@ class Optimizer:
 
 
 def spelling(thing: Any) -> str | None:
-    """A text as it is; of what was made in Python, its name."""
+    """Return a text as it is, and the name of an object that was made in Python."""
     if thing is None or isinstance(thing, str):
         return thing
     return f"python:{getattr(thing, '__name__', type(thing).__name__)}"

@@ -1,4 +1,4 @@
-"""Non-linear conjugate gradients, which torch lacks: each direction keeps what the ones before it have gained."""
+"""Non-linear conjugate gradients, which torch lacks: each direction preserves the progress of the earlier ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paragrad.optim.linesearch import Point, search
 Beta = Literal["fletcher-reeves", "hestenes-stiefel", "polak-ribiere"]
 
 POWELL = 0.2
-"""Consecutive gradients whose product is a larger share than this of the new one's square are no longer conjugate."""
+"""Restart threshold: largest ratio of |g·g'| to g·g for consecutive gradients that still count as conjugate."""
 
 
 class ConjugateGradient(torch.optim.Optimizer):
@@ -22,14 +22,14 @@ class ConjugateGradient(torch.optim.Optimizer):
 
     ``beta`` is β: ``"fletcher-reeves"`` (g·g / g'·g', with g' the gradient before), ``"hestenes-stiefel"`` (g·y / d·y,
     with y = g - g') or ``"polak-ribiere"`` (max(0, g·y / g'·g'), that is Polak-Ribière+). The direction is -g again after
-    ``restart`` steps (by default as many as there are parameters), where gradients are no longer conjugate (Powell 1977)
-    and where it would not descend. Nocedal and Wright, *Numerical Optimization* (2006), chapters 3 and 5.
+    ``restart`` steps (by default as many as there are parameters), if gradients are no longer conjugate (Powell 1977), or
+    if the direction would not descend. Nocedal and Wright, *Numerical Optimization* (2006), chapters 3 and 5.
 
     The line search evaluates the loss at several points, so ``step`` needs a closure that computes the loss and its
-    gradient anew. Under ``pg.train`` that is the loss *of the mini-batch at hand*: the step goes to where that
-    mini-batch is best served. So take large mini-batches, of which each says nearly the same; with small ones the search
-    is an expensive way to follow noise, and what was conjugate for one mini-batch is not for the next (it then restarts).
-    There is no learning rate: ``first`` is only the length of the very first trial.
+    gradient again. Under ``pg.train`` this is the loss *of the current mini-batch*: the step minimises the loss of that
+    mini-batch. So use large mini-batches with nearly equal losses. With small ones the search is an expensive way to follow
+    noise, and directions that are conjugate for one mini-batch are not for the next, so the method restarts. There is no
+    learning rate: ``first`` is only the length of the very first trial.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class ConjugateGradient(torch.optim.Optimizer):
         first: float = 1.0,
     ) -> None:
         if beta not in get_args(Beta):
-            raise UsageError(f"beta={beta!r}, but it is one of {', '.join(get_args(Beta))}.")
+            raise UsageError(f"beta={beta!r}, but it must be one of {', '.join(get_args(Beta))}.")
         if restart is not None and restart < 1:
-            raise UsageError(f"restart={restart}, but a direction is kept for at least 1 step.")
+            raise UsageError(f"restart={restart}, but it must be at least 1 step.")
         if not 1e-4 < curvature < 0.5:
             raise UsageError(f"curvature={curvature}, but the line search needs 0.0001 < curvature < 0.5, such as 0.1.")
         if evaluations < 3:
@@ -58,12 +58,12 @@ class ConjugateGradient(torch.optim.Optimizer):
         if len(self.param_groups) != 1:
             raise UsageError(
                 f"ConjugateGradient was given {len(self.param_groups)} groups of parameters, but it searches along one line "
-                "for all of them: give one."
+                "for all of them: give one group."
             )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """One direction and the search along it; returns the loss at its beginning."""
+        """Search along one direction; return the loss at the start."""
         group = self.param_groups[0]
         parameters: list[torch.Tensor] = group["params"]
         state: dict[str, Any] = self.state[parameters[0]]
@@ -79,7 +79,7 @@ class ConjugateGradient(torch.optim.Optimizer):
         loss, gradient = evaluate()
         value, square = _number(loss), _dot(gradient, gradient)
         if not (math.isfinite(value) and math.isfinite(square)):
-            # There is nothing to search for, and it must be seen: a scheme refuses such weights.
+            # A search is impossible, and NaN makes the failure visible: schemes refuse such weights.
             for parameter in parameters:
                 parameter.fill_(math.nan)
             self.state.clear()
@@ -89,17 +89,17 @@ class ConjugateGradient(torch.optim.Optimizer):
         direction, fresh = self._direction(state, group, gradient, square)
         slope = _dot(gradient, direction)
         start = Point(0.0, value, slope)
-        home = [parameter.clone() for parameter in parameters]
+        origin = [parameter.clone() for parameter in parameters]
 
         def at(length: float) -> Point:
-            _move(parameters, home, direction, length)
-            here, there = evaluate()
-            return Point(length, _number(here), _dot(there, direction))
+            _move(parameters, origin, direction, length)
+            loss_here, gradient_here = evaluate()
+            return Point(length, _number(loss_here), _dot(gradient_here, direction))
 
         noise = 8 * torch.finfo(gradient.dtype).eps * abs(value)
         trial = _first_trial(state, group["first"], slope, square)
         end, found = search(at, start, trial, curvature=group["curvature"], noise=noise, most=group["evaluations"])
-        _move(parameters, home, direction, end.length)
+        _move(parameters, origin, direction, end.length)
         state["steps"] += 1
         if found:
             state |= {"gradient": gradient, "direction": direction, "length": end.length, "slope": slope}
@@ -112,7 +112,7 @@ class ConjugateGradient(torch.optim.Optimizer):
     def _direction(
         self, state: dict[str, Any], group: dict[str, Any], gradient: torch.Tensor, square: float
     ) -> tuple[torch.Tensor, bool]:
-        """Where to go, and whether that is plain steepest descent."""
+        """Return the direction, and whether it is plain steepest descent."""
         steepest = gradient.neg()
         if "direction" not in state or state["kept"] >= (group["restart"] or gradient.numel()):
             return steepest, True
@@ -121,14 +121,14 @@ class ConjugateGradient(torch.optim.Optimizer):
             return steepest, True
         share = _beta(group["beta"], gradient, before, last)
         direction = steepest.add_(last, alpha=share)
-        # Rounding, or a line search that was cut short, may turn it uphill; NaN is no descent either.
+        # Rounding, or a line search that ended early, may turn the direction uphill; NaN is not a descent either.
         if not _dot(gradient, direction) < -1e-10 * math.sqrt(square * _dot(direction, direction)):
             return gradient.neg(), True
         return direction, False
 
 
 def _beta(formula: Beta, gradient: torch.Tensor, before: torch.Tensor, direction: torch.Tensor) -> float:
-    """How much of the last direction is kept."""
+    """Return the share of the last direction in the next one."""
     change = gradient - before
     if formula == "fletcher-reeves":
         over, under = _dot(gradient, gradient), _dot(before, before)
@@ -140,7 +140,7 @@ def _beta(formula: Beta, gradient: torch.Tensor, before: torch.Tensor, direction
 
 
 def _first_trial(state: dict[str, Any], first: float, slope: float, square: float) -> float:
-    """How far to look at first: as far as promises the same gain as the last step; at the beginning a step of ``first``."""
+    """Return the first trial length, which promises the same gain as the last step; ``first`` sets it at the start."""
     if "length" in state and slope:
         return float(state["length"] * min(max(state["slope"] / slope, 1e-3), 1e3))
     return first / max(1.0, math.sqrt(square))
@@ -155,15 +155,15 @@ def _gathered(parameters: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(pieces)
 
 
-def _move(parameters: list[torch.Tensor], home: list[torch.Tensor], direction: torch.Tensor, length: float) -> None:
-    """All parameters to ``home + length * direction``."""
+def _move(parameters: list[torch.Tensor], origin: list[torch.Tensor], direction: torch.Tensor, length: float) -> None:
+    """Set all parameters to ``origin + length * direction``."""
     lo = 0
-    for parameter, from_here in zip(parameters, home, strict=True):
+    for parameter, here in zip(parameters, origin, strict=True):
         hi = lo + parameter.numel()
-        torch.add(from_here, direction[lo:hi].view_as(parameter), alpha=length, out=parameter)
+        torch.add(here, direction[lo:hi].view_as(parameter), alpha=length, out=parameter)
         lo = hi
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
-    """A scalar product, summed in double precision: what is conjugate is a matter of the last digits."""
+    """Return the scalar product in double precision, because conjugacy depends on the last digits."""
     return float(torch.dot(one.double(), other.double()))

@@ -1,7 +1,7 @@
-"""Keras's optimisers for rows, with Keras's own formulas: their epsilons, bias corrections and decay are not torch's.
+"""Keras's optimisers for rows, with Keras's formulas: their epsilons, bias corrections and decay differ from torch's.
 
-What Keras computes in the type of the weights (powers of the betas) or of the learning rate (float32, unless ``floatx`` is
-another) is computed in it here, too: 1 - 0.999 in float32 is off by 1e-5.
+Keras computes powers of the betas in the type of the weights, and some factors in that of the learning rate (``floatx``,
+float32 by default). This module uses the same types: 1 - 0.999 in float32 is off by 1e-5.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from paragrad.core.flat import Piece
 from paragrad.optim.rows import RowOptimizer, Tensors, Update
 
 LIBRARY = "keras."
-"""How the modules of Keras's own classes begin: a subclass of one may step in any way."""
+"""Prefix of the modules of Keras's own classes; a user's subclass may step in any way."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """One of Keras's optimisers: its rule, its options, and the lists of variables that it keeps."""
+    """Update rule, options and state variables of a Keras optimiser."""
 
     update: Update
     options: tuple[str, ...]
@@ -29,15 +29,15 @@ class _Kind:
 
 
 def why_not(optimizer: Any, variables: Sequence[Any]) -> str | None:
-    """Why this Keras optimiser's steps on these variables cannot be made for rows; None where they can."""
+    """Return why this Keras optimiser's steps on these variables cannot be made for rows; None if they can."""
     kind = type(optimizer)
     if kind.__name__ not in TABLE or not kind.__module__.startswith(LIBRARY):
-        return f"the optimiser {kind.__name__} is not known for rows"
+        return f"the optimiser {kind.__name__} has no batched version"
     if not (hasattr(optimizer._learning_rate, "value") or is_scheduled(optimizer)):
-        return "the learning rate of its optimiser is a function, which may say anything"
+        return "the optimiser's learning rate is a custom function"
     for name in ("gradient_accumulation_steps", "loss_scale_factor", "use_ema"):
         if getattr(optimizer, name):
-            return f"its optimiser has {name}={getattr(optimizer, name)}"
+            return f"the optimiser has {name}={getattr(optimizer, name)}"
     for variable in variables:
         if variable.constraint is not None:
             return f"the variable {variable.path} has a constraint"
@@ -47,12 +47,12 @@ def why_not(optimizer: Any, variables: Sequence[Any]) -> str | None:
 
 
 def is_scheduled(optimizer: Any) -> bool:
-    """Whether its rate is a schedule of Keras's, by the number of its steps."""
+    """Return whether the rate is a Keras schedule, a function of the number of steps."""
     return "LearningRateSchedule" in {kind.__name__ for kind in type(optimizer._learning_rate).__mro__}
 
 
 def rows_of(optimizer: Any, variables: Sequence[Any], pieces: Sequence[Piece]) -> RowOptimizer:
-    """The same for rows: ``variables[k]``, which it is built for, lies where ``pieces[k]`` says."""
+    """Return the same optimiser for rows; it is built for ``variables``, and ``pieces`` are their positions."""
     kind = TABLE[type(optimizer).__name__]
     options = {name: getattr(optimizer, name) for name in kind.options}
     options["lr"] = float(optimizer.learning_rate)
@@ -67,7 +67,7 @@ def rows_of(optimizer: Any, variables: Sequence[Any], pieces: Sequence[Piece]) -
 
 
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[list[torch.Tensor]]:
-    """The vectors that it keeps, live: of each, the tensor of every variable."""
+    """Return the optimiser's state vectors, each as one tensor per variable; later steps change them."""
     index = [optimizer._get_variable_index(variable) for variable in variables]
     return [[kept[k].value.detach() for k in index] for kept in TABLE[type(optimizer).__name__].slots(optimizer)]
 
@@ -79,7 +79,7 @@ def _start(tensors: list[torch.Tensor]) -> float | torch.Tensor:
 
 
 def _ranges(pieces: list[Piece]) -> list[tuple[int, int]]:
-    """Where these lie, neighbours as one."""
+    """Return the ranges of these pieces; adjacent pieces form one range."""
     ranges: list[tuple[int, int]] = []
     for piece in pieces:
         if ranges and ranges[-1][1] == piece.lo:
@@ -91,7 +91,7 @@ def _ranges(pieces: list[Piece]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Clipping:
-    """How an optimiser clips gradients: variable by variable (``clipnorm``), as a whole, or value by value."""
+    """Gradient clipping of a Keras optimiser: per variable (``clipnorm``), as a whole, or value by value."""
 
     kind: str
     limit: float
@@ -99,7 +99,7 @@ class Clipping:
 
     @classmethod
     def of(cls, optimizer: Any, pieces: Sequence[Piece]) -> Clipping | None:
-        """That of a Keras optimiser; None where it does not clip."""
+        """Return the clipping of a Keras optimiser; None if it does not clip."""
         for kind in ("clipnorm", "global_clipnorm", "clipvalue"):
             limit = getattr(optimizer, kind)
             if limit and limit > 0:
@@ -119,7 +119,7 @@ class Clipping:
 
 @dataclass(frozen=True)
 class _Decaying:
-    """A rule whose weights are first drawn to 0, but for those that are excluded from it."""
+    """An update rule after weight decay, from which some weights may be excluded."""
 
     update: Update
     decay: float
@@ -134,11 +134,11 @@ class _Decaying:
         self.update(w, g, slots, steps, o)
 
 
-# -- the rules, as Keras writes them --------------------------------------------------------------------------------------
+# -- the update rules of Keras --------------------------------------------------------------------------------------------
 
 
 def _times(tensor: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
-    """With one rate for all rows, or one for each."""
+    """Multiply by one rate for all rows, or by one per row."""
     return tensor * (rate.to(tensor.dtype) if isinstance(rate, torch.Tensor) else rate)
 
 
@@ -216,4 +216,4 @@ TABLE = {
     "Adam": ADAM,
     "AdamW": ADAM,
 }
-"""By the names of Keras's classes, which it keeps in a variant for each backend."""
+"""Optimisers by class name; Keras has a variant of each class per backend."""

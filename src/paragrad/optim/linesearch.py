@@ -1,26 +1,26 @@
-"""A point along a line at which the strong Wolfe conditions hold: bracketing, then zooming in."""
+"""Line search for the strong Wolfe conditions: bracket a minimum, then zoom in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ENOUGH = 1e-4
-"""A step must gain at least this share of what the slope at its beginning promises."""
+"""Smallest accepted share of the gain that the slope at the start promises."""
 FURTHER = 10.0
-"""A trial is at most so many times as long as the last, while the minimum is still ahead."""
+"""Largest growth factor of the trial length while the minimum is still ahead."""
 MARGIN = 0.05
-"""A trial stays this share of the bracket away from its ends."""
+"""Smallest distance of a trial from the ends of the bracket, as a share of the bracket."""
 LAST = 2
-"""Evaluations that are still made where there is nothing to gain that could be seen."""
+"""Evaluations that are still made when the remaining gain is below the noise."""
 EXACT = 1e-9
-"""A slope that is this share of the first one is as good as none."""
+"""Share of the first slope below which a slope counts as zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place on the line: how far along, and the value and the slope there."""
+    """A point on the line: its distance from the start, and the value and the slope there."""
 
     length: float
     value: float
@@ -28,19 +28,19 @@ class Point:
 
     @property
     def finite(self) -> bool:
-        """Whether there is anything to go by."""
+        """True if value and slope are finite."""
         return math.isfinite(self.value) and math.isfinite(self.slope)
 
 
 def search(
     at: Callable[[float], Point], start: Point, trial: float, *, curvature: float, noise: float, most: int
 ) -> tuple[Point, bool]:
-    """Where to stop on the line, and whether the strong Wolfe conditions hold there.
+    """Return the end of the step on the line, and whether the strong Wolfe conditions hold there.
 
-    The value has fallen by a share of what the slope promised, and the slope is at most ``curvature`` of what it was. A
-    first trial that would do is still improved once by interpolation, which on a parabola is its minimum. Where ``most``
-    evaluations are not enough it is the lowest point that was seen, perhaps the start. Values that differ by less than
-    ``noise`` are taken for equal, and the slopes decide (Hager and Zhang 2005): near a minimum the value says nothing.
+    The conditions: the value has fallen by a share of what the slope promised, and the slope is at most ``curvature`` times
+    its initial size. A point that meets them is improved once by interpolation, which finds the minimum of a parabola. If
+    ``most`` evaluations are not enough, the result is the lowest point evaluated, perhaps the start. Values that differ by
+    less than ``noise`` count as equal, and the slopes decide (Hager and Zhang 2005): near a minimum, values are only noise.
     """
     line = _Line(at, start, curvature, noise, most)
     low, high = line.bracket(trial)
@@ -59,15 +59,15 @@ class _Line:
     curvature: float
     noise: float
     left: int
-    best: Point = Point(0.0, math.inf, 0.0)
-    found: Point | None = None
-    before: Point = Point(0.0, math.inf, 0.0)
-    """The point that the one found was interpolated from."""
+    best: Point = field(init=False)
+    found: Point | None = field(default=None, init=False)
+    before: Point = field(init=False)
+    """Second point of the interpolation in ``polish``."""
 
     def __post_init__(self) -> None:
         self.best = self.before = self.start
 
-    def look(self, length: float) -> Point:
+    def evaluate(self, length: float) -> Point:
         self.left -= 1
         point = self.at(length)
         if point.finite and point.value < self.best.value:
@@ -75,7 +75,7 @@ class _Line:
         return point
 
     def fallen(self, point: Point) -> bool:
-        """Whether the value has fallen enough."""
+        """Return whether the value has fallen enough."""
         start = self.start
         if point.value <= start.value + ENOUGH * point.length * start.slope:
             return True
@@ -85,10 +85,10 @@ class _Line:
         return abs(point.slope) <= -self.curvature * self.start.slope
 
     def bracket(self, length: float) -> tuple[Point, Point | None]:
-        """Go on until a minimum lies behind: between the two points that are returned, the lower one first."""
+        """Move along the line until a minimum is passed; return the two points around it, the lower one first."""
         last = self.start
         while self.left > 0:
-            point = self.look(length)
+            point = self.evaluate(length)
             if not point.finite or not self.fallen(point) or (last.length and point.value > last.value + self.noise):
                 return last, point
             if self.flat(point):
@@ -104,7 +104,7 @@ class _Line:
     def zoom(self, low: Point, high: Point) -> None:
         """Narrow the bracket; ``low`` is its lower end, and the slope there points into it."""
         while self.left > 0:
-            point = self.look(_between(low, high))
+            point = self.evaluate(_between(low, high))
             if not point.finite or not self.fallen(point) or point.value > low.value + self.noise:
                 high = point
             else:
@@ -115,24 +115,24 @@ class _Line:
                     high = low
                 low = point
             if abs(low.slope * (high.length - low.length)) <= self.noise:
-                self.left = min(self.left, LAST)  # what is left to gain is below what the value can show
+                self.left = min(self.left, LAST)  # the remaining gain is below the noise
 
     def polish(self) -> None:
-        """One interpolation more, kept where the slope is smaller there and the value no higher."""
+        """Interpolate once more; keep the new point if its slope is smaller and its value not higher."""
         assert self.found is not None
         if self.left <= 0 or abs(self.found.slope) <= -EXACT * self.start.slope:
             return
         length = _secant(self.before, self.found)
         if not (math.isfinite(length) and 0 < length <= FURTHER * self.found.length):
             return
-        point = self.look(length)
+        point = self.evaluate(length)
         better = point.finite and self.fallen(point) and abs(point.slope) < abs(self.found.slope)
         if better and point.value <= self.found.value + self.noise:
             self.found = point
 
 
 def _secant(one: Point, other: Point) -> float:
-    """Where the slope would be 0 if it were a straight line through two points; infinite where it never is."""
+    """Return the zero of the slope by linear interpolation through two points; infinity if there is none ahead."""
     bend = other.slope - one.slope
     if bend == 0 or bend * (other.length - one.length) < 0:
         return math.inf
@@ -140,7 +140,7 @@ def _secant(one: Point, other: Point) -> float:
 
 
 def _between(low: Point, high: Point) -> float:
-    """The next trial in a bracket: the minimum of the cubic through both ends, or of the parabola, or the middle."""
+    """Return the next trial in a bracket: the minimum of the cubic through both ends, or the middle."""
     width = high.length - low.length
     inside = low.length + 0.5 * width
     if not high.finite:

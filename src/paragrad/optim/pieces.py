@@ -1,4 +1,4 @@
-"""An optimiser's state in two forms: of one flat vector, and of the tensors that lie in it. A checkpoint may hold either."""
+"""An optimiser's state in two forms: for one flat vector, and for the tensors in it. A checkpoint may hold either."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from paragrad.errors import UsageError
 
 State: TypeAlias = Mapping[str, torch.Tensor]
-"""By ``index.key``: which tensor's, and which of the optimiser's names for it."""
+"""State tensors by ``index.key``: the index of the parameter, and the optimiser's name for the state tensor."""
 
 
 def shaped(state: State, shapes: Sequence[torch.Size]) -> State:
-    """The state of a flat vector as that of tensors of these shapes; as it is where it is that already."""
+    """Return the state of a flat vector as that of tensors of these shapes; such a state is returned as it is."""
     if not _is_flat(state, shapes):
         return state
     found: dict[str, torch.Tensor] = {}
@@ -28,14 +28,17 @@ def shaped(state: State, shapes: Sequence[torch.Size]) -> State:
 
 
 def flattened(state: State, shapes: Sequence[torch.Size], names: Mapping[str, bool]) -> dict[str, torch.Tensor]:
-    """The inverse, of the ``names`` that the optimiser has for it (True: a number for each element; False: one for all)."""
+    """Return a state as that of one flat vector: the inverse of ``shaped``.
+
+    ``names`` are the optimiser's names (True: one number per element; False: one for all).
+    """
     if not state:
         return {}
     missing = sorted(_key(name) for name in names if name not in state)
     if missing:
         raise UsageError(
             f"The optimiser's state lacks {', '.join(missing)}: it was saved with another optimiser, or with other settings. "
-            "Go on with those that it was saved with."
+            "Continue with those that it was saved with."
         )
     if _is_flat(state, shapes):
         return {name: state[name] for name in names}

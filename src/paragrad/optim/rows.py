@@ -1,4 +1,4 @@
-"""Optimisers of many replicas at once: a row each of weights, gradients and state, every row at a step of its own."""
+"""Optimisers of many replicas at once: one row per replica in weights, gradients and state, each with its own step count."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 
 Tensors: TypeAlias = list[torch.Tensor]
 Update: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Tensors, torch.Tensor, dict[str, Any]], None]
-"""(weights, gradient, slots, steps made before this one, options): all but the options have a row for each replica."""
+"""(weights, gradient, slots, earlier steps, options): all but the options have one row per replica."""
 
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """An optimiser's rule and options, for rows."""
+    """Update rule and options of an optimiser for rows."""
 
     update: Update
     options: dict[str, Any]
     slots: tuple[float | torch.Tensor, ...]
-    """What each vector of its state begins with: one number, or one for each weight."""
+    """Initial value of each state vector: one number, or one per weight."""
     fused: str | None = None
-    """The name of torch's own kernel for many tensors at once, where there is one that fits."""
+    """Name of torch's fused kernel for many tensors, if there is one."""
     made: int = 0
-    """Steps that its state has behind it at the beginning."""
+    """Number of steps already in the initial state."""
     names: tuple[str, ...] = ()
-    """torch's names for the vectors of its state."""
+    """torch's names for the state vectors."""
     counts: bool = True
-    """Whether torch keeps the number of steps with them."""
+    """True if torch keeps the number of steps in the state."""
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
+        """Learning rate."""
         return float(self.options["lr"])
 
     @property
     def plain(self) -> bool:
-        """Whether a step is ``w - lr * gradient`` and no more."""
+        """True if a step is exactly ``w - lr * gradient``."""
         o = self.options
         return self.update is _sgd and not (o["momentum"] or o["weight_decay"] or o["maximize"])
 
@@ -49,8 +49,10 @@ class RowOptimizer:
         steps: torch.Tensor,
         rates: torch.Tensor | None = None,
     ) -> None:
-        """One step of every row, in place; ``steps`` has the shape (rows, 1, ...) and is not changed, nor are ``rates``,
-        each row's own where there is a schedule."""
+        """Make one step of every row, in place.
+
+        ``steps`` has the shape (rows, 1, ...); with a schedule, ``rates`` are the learning rates of the rows. Neither changes.
+        """
         if self.options.get("maximize"):
             gradient = gradient.neg()
         options = self.options if rates is None else {**self.options, "lr": rates}
@@ -58,17 +60,24 @@ class RowOptimizer:
 
 
 def rows_of(optimizer: torch.optim.Optimizer) -> RowOptimizer | None:
-    """The same for rows; None for one that is not known here, or that has several groups of parameters."""
-    made = TABLE.get(type(optimizer))
-    if made is None or len(optimizer.param_groups) != 1:
+    """Return the same optimiser for rows; None if its kind is unknown, or if it has several groups of parameters."""
+    kind = type(optimizer)
+    if kind not in TABLE or len(optimizer.param_groups) != 1:
         return None
-    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    if isinstance(group["lr"], torch.Tensor):
+    options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    if isinstance(options["lr"], torch.Tensor):
         return None
-    return made(group)
+    update, names_of = TABLE[kind]
+    names, fused = names_of(options), None
+    if update is _adam:
+        options["decoupled_weight_decay"] = kind is torch.optim.AdamW or options.get("decoupled_weight_decay", False)
+        if not options["amsgrad"]:
+            fused = "_fused_adamw_" if options["decoupled_weight_decay"] else "_fused_adam_"
+    start = float(options.get("initial_accumulator_value", 0.0))
+    return RowOptimizer(update, options, (start,) * len(names), fused, names=names, counts=update is not _sgd)
 
 
-# -- the rules, as torch writes them ------------------------------------------------------------------------------------
+# -- the update rules of torch ------------------------------------------------------------------------------------------
 
 
 def _decayed(weights: torch.Tensor, gradient: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
@@ -76,7 +85,7 @@ def _decayed(weights: torch.Tensor, gradient: torch.Tensor, options: dict[str, A
 
 
 def _descend(weights: torch.Tensor, step: torch.Tensor, rate: float | torch.Tensor) -> None:
-    """``weights - rate * step``, with one rate for all rows or one for each."""
+    """Subtract ``rate * step`` from the weights, with one rate for all rows or one per row."""
     if isinstance(rate, torch.Tensor):
         weights.sub_(step * rate.to(step.dtype))
     else:
@@ -154,39 +163,20 @@ def _adam(w: torch.Tensor, g: torch.Tensor, slots: Tensors, steps: torch.Tensor,
     w.sub_((mean / scale).mul_((o["lr"] / (1 - beta1**made)).to(w.dtype)))
 
 
-def _of_sgd(o: dict[str, Any]) -> RowOptimizer:
-    return RowOptimizer(_sgd, o, (0.0,) if o["momentum"] else (), names=("momentum_buffer",), counts=False)
+def _rmsprop_names(o: dict[str, Any]) -> tuple[str, ...]:
+    return ("square_avg", *("grad_avg",) * bool(o["centered"]), *("momentum_buffer",) * bool(o["momentum"]))
 
 
-def _of_adagrad(o: dict[str, Any]) -> RowOptimizer:
-    return RowOptimizer(_adagrad, o, (float(o["initial_accumulator_value"]),), names=("sum",))
+def _adam_names(o: dict[str, Any]) -> tuple[str, ...]:
+    return ("exp_avg", "exp_avg_sq", *("max_exp_avg_sq",) * bool(o["amsgrad"]))
 
 
-def _of_rmsprop(o: dict[str, Any]) -> RowOptimizer:
-    names = ("square_avg", *("grad_avg",) * bool(o["centered"]), *("momentum_buffer",) * bool(o["momentum"]))
-    return RowOptimizer(_rmsprop, o, (0.0,) * len(names), names=names)
-
-
-def _of_adadelta(o: dict[str, Any]) -> RowOptimizer:
-    return RowOptimizer(_adadelta, o, (0.0, 0.0), names=("square_avg", "acc_delta"))
-
-
-def _of_adam(o: dict[str, Any]) -> RowOptimizer:
-    o = {"decoupled_weight_decay": False, **o}
-    fused = None if o["amsgrad"] else ("_fused_adamw_" if o["decoupled_weight_decay"] else "_fused_adam_")
-    names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    return RowOptimizer(_adam, o, (0.0,) * (2 + bool(o["amsgrad"])), fused, names=names)
-
-
-def _of_adamw(o: dict[str, Any]) -> RowOptimizer:
-    return _of_adam({**o, "decoupled_weight_decay": True})
-
-
-TABLE: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], RowOptimizer]] = {
-    torch.optim.SGD: _of_sgd,
-    torch.optim.Adagrad: _of_adagrad,
-    torch.optim.RMSprop: _of_rmsprop,
-    torch.optim.Adadelta: _of_adadelta,
-    torch.optim.Adam: _of_adam,
-    torch.optim.AdamW: _of_adamw,
+TABLE: dict[type[torch.optim.Optimizer], tuple[Update, Callable[[dict[str, Any]], tuple[str, ...]]]] = {
+    torch.optim.SGD: (_sgd, lambda o: ("momentum_buffer",) * bool(o["momentum"])),
+    torch.optim.Adagrad: (_adagrad, lambda o: ("sum",)),
+    torch.optim.RMSprop: (_rmsprop, _rmsprop_names),
+    torch.optim.Adadelta: (_adadelta, lambda o: ("square_avg", "acc_delta")),
+    torch.optim.Adam: (_adam, _adam_names),
+    torch.optim.AdamW: (_adam, _adam_names),
 }
+"""Update rule of each optimiser, and torch's names for its state vectors, which depend on the options."""
