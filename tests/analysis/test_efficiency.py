@@ -58,5 +58,5 @@ def test_too_few_validations_are_refused(events):
 
 
 def test_nothing_can_be_compared_with_nothing():
-    with pytest.raises(UsageError, match="no accuracy at all"):
+    with pytest.raises(UsageError, match="an accuracy of 0"):
         efficiency([(1.0, 0.5), (2.0, 0.5)], [(1.0, 0.0), (2.0, 0.0)])

@@ -119,7 +119,7 @@ def test_gradients_along_a_path_are_those_of_autograd_over_all_rows():
 
 
 def test_gradients_along_the_path_of_another_module_are_refused():
-    with pytest.raises(UsageError, match="7 parameters in a point, but the module has 8"):
+    with pytest.raises(UsageError, match="7 parameters per point, but the module has 8"):
         momentum.gradients_along(
             torch.zeros(2, 3, 7), nn.Linear(3, 2), nn.CrossEntropyLoss(), torch.zeros(1, 3), torch.zeros(1)
         )
@@ -165,9 +165,9 @@ def test_what_cannot_be_measured_is_refused():
         momentum.quadratic_means(2, 30, updates=20, rate=0.5, curvature=CURVATURE, seed=0)
     with pytest.raises(UsageError, match="workers: 0"):
         momentum.quadratic_means(0, 40, updates=20, rate=0.5, curvature=CURVATURE, seed=0)
-    with pytest.raises(UsageError, match="do not fit"):
+    with pytest.raises(UsageError, match="do not match"):
         momentum.regress(torch.zeros(2, 9, 3), torch.zeros(2, 9, 2))
-    with pytest.raises(UsageError, match="do not fit"):
+    with pytest.raises(UsageError, match="do not match"):
         momentum.yellowfin(torch.zeros(2, 3), torch.zeros(2, 3), rate=0.1)
     with pytest.raises(UsageError, match="run, update, parameter"):
         momentum.of_runs(torch.zeros(4, 3), torch.zeros(4, 3))

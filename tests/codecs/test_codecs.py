@@ -174,7 +174,7 @@ def test_tensors_that_no_vector_becomes_are_refused(codec):
 
 @pytest.mark.parametrize("codec", [pg.TopK(0.05), pg.Threshold(0.1), pg.Threshold(0.1, values=False)], ids=repr)
 @pytest.mark.parametrize(
-    ("where", "said"), [([0, N], f"position {N}"), ([3, 3], "one after another"), ([3, 2], "one after another"), ([-1, 3], "")]
+    ("where", "said"), [([0, N], f"position {N}"), ([3, 3], "increasing order"), ([3, 2], "increasing order"), ([-1, 3], "")]
 )
 def test_positions_that_are_not_in_the_vector_are_refused(codec, where, said):
     values = {"step": torch.ones(1)} if codec == pg.Threshold(0.1, values=False) else {"values": torch.ones(2)}
@@ -182,7 +182,7 @@ def test_positions_that_are_not_in_the_vector_are_refused(codec, where, said):
         where = [where[0], ~where[1]]  # the sign of the second is another
         if where[0] < 0:
             where[0] = ~N
-    with pytest.raises(pg.UsageError, match=said or "position -1|one after another"):
+    with pytest.raises(pg.UsageError, match=said or "position -1|increasing order"):
         codec.decode({"positions": torch.tensor(where, dtype=torch.int32), **values}, torch.zeros(N))
 
 

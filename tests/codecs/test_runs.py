@@ -175,7 +175,7 @@ def test_from_the_command_line_and_from_its_run_toml(tmp_path):
     assert read_config(Path("again/run.toml"))["codec"] == "topk:share=0.02"
     assert CliRunner().invoke(app, ["replay", "run"]).exit_code == 0
     assert "Did you mean" in (said := run("--data", "digits", "--codec", "topp").output) or "topk" in said.lower()
-    assert "share is a number" in run("--data", "digits", "--codec", "topk:share=few").output
+    assert "share must be a number" in run("--data", "digits", "--codec", "topk:share=few").output
 
 
 def test_the_codecs_are_listed():
@@ -188,10 +188,11 @@ def test_the_codecs_are_listed():
 @pytest.mark.parametrize(
     ("scheme", "said"),
     [
-        (pg.AEASGD(), "AEASGD sends are weights"),
-        (pg.ModelAveraging(), "ModelAveraging sends are weights"),
+        (pg.AEASGD(), "aeasgd sends weights"),
+        (pg.AEASGD(atomic=False), "aeasgd:atomic=false gives each worker its own reply"),
+        (pg.ModelAveraging(), "modelaveraging sends weights"),
         (pg.Hogwild(), "Hogwild share the center's weights"),
-        (pg.ADAG(place="sends"), "sends anchor along"),
+        (pg.ADAG(place="sends"), "also sends anchor"),
     ],
     ids=lambda given: name_of(given) if isinstance(given, pg.Scheme) else "",
 )
@@ -203,5 +204,5 @@ def test_a_scheme_whose_values_are_no_movements_is_refused(engine, scheme, said,
 
 
 def test_what_is_no_codec_is_refused(model, rows, tmp_path):
-    with pytest.raises(pg.UsageError, match=r"codec=8 is no codec\. Give an object such as pg\.TopK\(0\.01\), or a name"):
+    with pytest.raises(pg.UsageError, match=r"codec=8 is not valid\. Give an object such as pg\.TopK\(0\.01\), or a name"):
         train(model, rows, tmp_path / "run", codec=8)

@@ -153,7 +153,7 @@ def test_a_spread_center_that_is_interrupted_a_second_time_ends_at_once_and_goes
         time.sleep(ECHO + 0.5)
         os.killpg(center.pid, signal.SIGINT)
         said, wrong = center.communicate(timeout=60)
-    assert "INTERRUPTED The run was ended at once; what it came to is in the memory of this machine." in said, wrong
+    assert "INTERRUPTED The run was ended at once; its state is in the memory of this machine." in said, wrong
     assert not [event for event in read(tmp_path / "run") if event.kind == "warning"]
     (tmp_path / "wait").unlink()
     before = max(event.data["clock"] for event in read(tmp_path / "run") if event.kind == "commit")
@@ -226,9 +226,9 @@ class Cut(Mine):
 
 def test_codecs_that_cannot_be_cut_are_refused_with_the_reason(model, rows, tmp_path):
     cases = {
-        "Mine does not say where what it has coded can be cut": (Mine(), {}),
+        "Mine does not define how an encoded vector is cut": (Mine(), {}),
         "keeps 2,048 elements together and the model has 178": (pg.Int8(), {}),
-        "Cut is a codec of your own": (Cut(), {"shards_elsewhere": 1}),
+        "Cut is a custom codec": (Cut(), {"shards_elsewhere": 1}),
     }
     for message, (codec, more) in cases.items():
         with pytest.raises(pg.UsageError, match=message):

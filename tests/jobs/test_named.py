@@ -32,11 +32,11 @@ def test_a_path_is_a_run(run):
     [
         ({"scheme": "agm"}, "Unknown scheme 'agm'. Did you mean"),
         ({"scheme": "agn:windw=5"}, "'windw'. Did you mean 'window'"),
-        ({"scheme": pg.AGN}, r"scheme=AGN is a class: make one, AGN\(\)"),
-        ({"scheme": None}, r"scheme=None is no scheme. Give an object such as pg.AGN\(window=15\), or a name: syncsgd, "),
+        ({"scheme": pg.AGN}, r"scheme=AGN is a class: give an instance, AGN\(\)"),
+        ({"scheme": None}, r"scheme=None is not valid. Give an object such as pg.AGN\(window=15\), or a name: syncsgd, "),
         (
             {"engine": 4},
-            r"engine=4 is no engine. Give an object such as pg.Local\(workers=4\), or a name: local, vector, network",
+            r"engine=4 is not valid. Give an object such as pg.Local\(workers=4\), or a name: local, vector, network",
         ),
         ({"engine": "locl"}, "Unknown engine 'locl'. Did you mean 'local'"),
         ({"codec": "zip"}, "Unknown codec 'zip'"),

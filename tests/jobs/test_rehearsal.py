@@ -84,7 +84,7 @@ def test_a_loss_or_a_metric_that_raises_is_found_before_the_run(tmp_path: Path, 
     def bad(output: Any, target: Any) -> Any:
         raise KeyError("mine")
 
-    with pytest.raises(UsageError, match=r"The loss does not take what the model puts out: KeyError: 'mine'"):
+    with pytest.raises(UsageError, match=r"The loss does not accept the output of the model: KeyError: 'mine'"):
         train(model, rows, tmp_path / "run", loss=bad)
     with pytest.raises(UsageError, match=r"The metric 'bad' raised KeyError: 'mine'"):
         train(model, rows, tmp_path / "run", holdout=0.2, metrics={"bad": bad})

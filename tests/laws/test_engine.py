@@ -223,32 +223,32 @@ class Deaf(Defect):
     """Callbacks are told of commits twice."""
 
     def tamper(self, center: Center, session: Session) -> None:
-        tell = session._tell
+        tell = session._call_back
 
         def twice(event: pg.Event) -> None:
             tell(event)
             if event.kind == "commit":
                 tell(event)
 
-        session._tell = twice  # type: ignore[method-assign]
+        session._call_back = twice  # type: ignore[method-assign]
 
 
 DEFECTS = [
     (Skewed, "one_worker_is_plain_training", r"one worker ends .* away from the plain loop"),
     (Rounds, "a_round_is_the_large_batch", r"SyncSGD with 2 workers ends .* away"),
     (Careless, "a_window_in_flight_is_carried", r"one worker with overlap ends .* away"),
-    (Forgetful, "every_row_is_used_once_an_epoch", "in the run 'alone', 12 of 36 mini-batches were never used"),
-    (Boastful, "steps_and_rows_are_conserved", "says 2 steps, and holds 1"),
-    (Jumpy, "the_clock_counts_updates", r"does not tick one by one: \[1, 2, 3, 5"),
-    (Vague, "staleness_is_what_others_did_meanwhile", "do not tell the version that their window began from"),
-    (Repairing, "nan_never_enters", "no commit was refused"),
-    (Leaky, "nan_never_enters", "a refused commit moved the center"),
+    (Forgetful, "every_row_is_used_once_per_epoch", "in the run 'alone', 12 of 36 mini-batches were never used"),
+    (Boastful, "steps_and_rows_are_conserved", "has 2 steps, but 1"),
+    (Jumpy, "the_clock_counts_updates", r"does not count one by one: \[1, 2, 3, 5"),
+    (Vague, "staleness_counts_the_updates_of_others", "do not contain the version that their window began from"),
+    (Repairing, "nan_never_enters", "no commit was rejected"),
+    (Leaky, "nan_never_enters", "a rejected commit moved the center"),
     (Bare, "a_workers_exception_reaches_the_caller", "the caller got RuntimeError: a worker failed"),
     (Silent, "a_workers_exception_reaches_the_caller", "as if nothing had happened"),
-    (Amnesic, "a_stopped_run_goes_on", "goes on from"),
+    (Amnesic, "a_stopped_run_can_be_resumed", "resumes from"),
     (Skewed, "the_record_can_be_replayed", r"ends .* away from the run"),
-    (Untidy, "the_run_directory_is_whole", r"run.toml is missing"),
-    (Deaf, "callbacks_hear_what_is_recorded", "callbacks heard"),
+    (Untidy, "the_run_directory_is_complete", r"run.toml is missing"),
+    (Deaf, "callbacks_receive_what_is_recorded", "callbacks received"),
 ]
 
 
@@ -265,16 +265,16 @@ def test_every_law_has_a_defect_that_it_finds():
 
 def test_a_broken_engine_is_told_which_laws_it_breaks(monkeypatch):
     monkeypatch.setattr(engine_laws, "LAWS", LAWS[-2:])
-    with pytest.raises(LawBroken, match=r"Untidy\(workers=2\) breaks 1 of 2 laws:\n- the run directory is whole: run.toml"):
+    with pytest.raises(LawBroken, match=r"Untidy\(workers=2\) breaks 1 of 2 laws:\n- the run directory is complete: run.toml"):
         pg.check_engine(Untidy())
 
 
 @pytest.mark.parametrize("given", ["locl", pg.Local, 3])
 def test_what_is_no_engine_is_refused(given):
-    with pytest.raises(pg.UsageError, match=r"Unknown engine|engine=Local is a class|engine=3 is no engine"):
+    with pytest.raises(pg.UsageError, match=r"Unknown engine|engine=Local is a class|engine=3 is not valid"):
         pg.check_engine(given)
 
 
 def test_an_engine_that_cannot_be_had_alone_is_refused_with_the_reason():
-    with pytest.raises(pg.UsageError, match=r"cannot be had with workers=1"):
+    with pytest.raises(pg.UsageError, match=r"cannot have workers=1"):
         pg.check_engine(pg.Vector(workers=2, cluster=pg.Cluster(speeds=(1.0, 2.0))))

@@ -232,18 +232,18 @@ def test_it_is_a_field_like_any_other():
     ("make", "why"),
     [
         (lambda: pg.AGN(overlap=2), "overlap=2, but a worker has one commit in flight at a time"),
-        (lambda: pg.Hogwild(overlap=1), "Hogwild takes no overlap here: its workers' weights are the center itself"),
+        (lambda: pg.Hogwild(overlap=1), "Hogwild cannot use overlap here: the weights of its workers are the center itself"),
         (lambda: pg.Downpour(zealous=True, overlap=1), "after each step"),
         (lambda: pg.EAMSGD(overlap=1), "after each step"),
         (lambda: pg.EASGD(ends="relative", overlap=1), "after each step"),
         (lambda: pg.DeanDownpour(fetch=2, overlap=1), "inside a window"),
         (lambda: pg.GEM(overlap=1), "pulled before the commit"),
         (lambda: pg.AEASGD(atomic=False, overlap=1), "pulled before the commit"),
-        (lambda: pg.DCASGD(overlap=1), "the center remembers what a worker was given last"),
+        (lambda: pg.DCASGD(overlap=1), "the center remembers its last answer"),
         (lambda: pg.ADAG(overlap=1), "the distance is measured from the last answer"),
         (lambda: pg.ADAG(place="sends", overlap=1), "the distance is measured from the last answer"),
         (lambda: pg.BackupWorkers(overlap=1), "always late"),
-        (lambda: pg.ModelAveraging(starts="own", overlap=1), "points of their own"),
+        (lambda: pg.ModelAveraging(starts="own", overlap=1), "their own points"),
     ],
 )
 def test_where_it_makes_no_sense_the_reason_is_given(make, why):

@@ -111,7 +111,7 @@ def test_a_hasty_mistake_is_told_once(scheme, said):
 
 
 def test_a_class_in_the_place_of_a_scheme_is_named():
-    with pytest.raises(pg.UsageError, match=r"scheme=Mean is a class: make one, Mean\(\)"):
+    with pytest.raises(pg.UsageError, match=r"scheme=Mean is a class: give an instance, Mean\(\)"):
         pg.check_scheme(Mean)
 
 

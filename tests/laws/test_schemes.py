@@ -87,8 +87,8 @@ class Uphill(Mean):
     ("scheme", "law"),
     [
         (Aliasing(), "it descends"),
-        (FalselyElementwise(), "blocks are as good as the whole"),
-        (Meddling(), "committing moves nothing"),
+        (FalselyElementwise(), "blocks give the same result"),
+        (Meddling(), "commit changes only slots"),
         (Uphill(), "it descends"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,10 @@ def test_an_unfinished_run_is_compared_with_its_newest_checkpoint(net, rows, tmp
 def test_a_round_of_which_only_a_part_was_written_down_is_left_out(kept, net, rows, tmp_path):
     cut_off(net, rows, tmp_path / "run", pg.SyncSGD(), at=8)
     lines = events(tmp_path / "run")
-    last = max(line["clock"] for line in lines if line["event"] == "commit") - 1  # of the very last only one line is there
-    rounds = [line for line in lines if line["event"] == "commit" and line["clock"] == last]
-    assert len(rounds) == 3
+    commits = [line for line in lines if line["event"] == "commit"]
+    sizes = Counter(line["clock"] for line in commits)
+    last = max(clock for clock, size in sizes.items() if size == 3)  # the last round of an epoch is shorter
+    rounds = [line for line in commits if line["clock"] == last]
     rewrite(tmp_path / "run", [line for line in lines if line.get("clock", 0) < last or line == rounds[kept]])
     replayed = pg.replay(tmp_path / "run", net, rows)
     assert replayed.clock == last - 1
@@ -235,7 +237,7 @@ def test_commits_in_another_order_are_noticed(run):
         one["arrived"], two["arrived"] = two["arrived"], one["arrived"]
 
     edit(run, swap)
-    with pytest.raises(pg.NotReplayed, match=r"At arrival .* the replay left the record: "):
+    with pytest.raises(pg.NotReplayed, match=r"At arrival .* the replay differs from the record: "):
         pg.replay(run)
     assert paragrad(run)[0] == 1
 
@@ -275,7 +277,7 @@ def test_other_data_is_refused_with_both_fingerprints(model, rows, tmp_path):
         pg.replay(tmp_path / "run", model, (x + 1, y))
     with pytest.raises(pg.UsageError, match="give data="):
         pg.replay(tmp_path / "run", model)
-    with pytest.raises(pg.UsageError, match="does not begin from the weights"):
+    with pytest.raises(pg.UsageError, match="does not have the initial weights"):
         pg.replay(tmp_path / "run", nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)), rows)
     with pytest.raises(pg.UsageError, match=r"18 parameters, .* had 178"):
         pg.replay(tmp_path / "run", nn.Linear(8, 2), rows)

@@ -128,13 +128,13 @@ def test_one_has_a_singular(count: int, what: str, said: str) -> None:
 def test_reading_that_takes_long_is_shown(clock: list[float], terminal: bool) -> None:
     made = console(terminal=terminal)
     with Display(made).reads():
-        progress.tell("reading events.csv", 1, 100)
+        progress.report("reading events.csv", 1, 100)
         clock[0] += 6
-        progress.tell("reading events.csv", 50, 100)
-        progress.tell("reading events.csv", 51, 100)
+        progress.report("reading events.csv", 50, 100)
+        progress.report("reading events.csv", 51, 100)
         clock[0] += 6
-        progress.tell("fitting transformations", 30_000_000, 287_000_000, "bytes")
-    progress.tell("reading others", 1, 2)
+        progress.report("fitting transformations", 30_000_000, 287_000_000, "bytes")
+    progress.report("reading others", 1, 2)
     text = made.file.getvalue()
     assert "Reading events.csv: 50% of 100 rows" in text
     assert "Fitting transformations: 10% of 287 MB" in text
@@ -145,7 +145,7 @@ def test_reading_that_takes_long_is_shown(clock: list[float], terminal: bool) ->
 def test_quick_reading_is_not_shown(clock: list[float]) -> None:
     made = console(terminal=False)
     with Display(made).reads():
-        progress.tell("reading events.csv", 100, 100)
+        progress.report("reading events.csv", 100, 100)
     assert made.file.getvalue() == ""
 
 

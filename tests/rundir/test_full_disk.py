@@ -135,7 +135,7 @@ def test_a_run_whose_record_finds_no_room_says_so_once_and_goes_on(model, rows, 
     (warning,) = messages(watch, "warning")
     assert warning.startswith("The record could not be written (")
     assert NO_ROOM in warning
-    assert "training goes on without it" in warning
+    assert "Training continues without it" in warning
     assert json.loads((out / "summary.json").read_text())["samples"] == 320 * 8
     assert (out / "model.safetensors").exists()
     found, passed = checkpoint.newest(out / "checkpoints")

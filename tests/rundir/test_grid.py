@@ -34,27 +34,27 @@ def test_the_end_of_every_epoch_has_exactly_one_point_and_so_has_the_start(updat
     places = walked(updates)
     ends = range(rows, places[-1][0] + 1, rows)
     first = [next(clock for samples, clock, _ in places if samples >= end) for end in ends]
-    assert points(Grid("epoch", rows=rows, held=1), places) == [0, *sorted(set(first))]
+    assert points(Grid("epoch", rows=rows, held_out=1), places) == [0, *sorted(set(first))]
 
 
 @given(updates=UPDATES, every=EVERY, rows=st.integers(1, 300), cut=st.integers(0, 60))
 def test_a_resumed_run_has_the_points_of_an_unbroken_one_and_no_update_has_two(updates, every, rows, cut):
     places = walked(updates)
-    whole = points(Grid(every, rows=rows, held=1), places)
+    whole = points(Grid(every, rows=rows, held_out=1), places)
     assert len(set(whole)) == len(whole)
     before, after = places[:cut], places[cut:]
-    resumed = points(Grid(every, rows=rows, held=1), before)
+    resumed = points(Grid(every, rows=rows, held_out=1), before)
     if before:
-        resumed += points(Grid(every, rows=rows, held=1), after, before[-1])
+        resumed += points(Grid(every, rows=rows, held_out=1), after, before[-1])
     else:
-        resumed = points(Grid(every, rows=rows, held=1), after)
+        resumed = points(Grid(every, rows=rows, held_out=1), after)
     assert resumed == whole
 
 
 @given(every=st.integers(1, 9), count=st.integers(1, 50))
 def test_a_number_counts_updates(every, count):
     places = walked([(1, 0.1)] * count)
-    assert points(Grid(every, rows=10, held=1), places) == list(range(0, count + 1, every))
+    assert points(Grid(every, rows=10, held_out=1), places) == list(range(0, count + 1, every))
 
 
 @given(rows=st.integers(1, 30_000_000), held=st.integers(1, 3_000_000), size=st.integers(1, 4096))
@@ -62,7 +62,7 @@ def test_a_long_epoch_has_points_on_the_way_but_validation_stays_a_small_part_of
     parts = points_per_epoch(rows, held)
     assert 1 <= parts <= 10
     assert parts == 1 or (rows // parts >= 50_000 and parts * held / 3 <= rows / 5)
-    grid = Grid("epoch", rows=rows, held=held)
+    grid = Grid("epoch", rows=rows, held_out=held)
     grid.begin(0, 0, 0.0)
     lines = [-(-rows * k // parts) for k in range(1, 2 * parts + 1)]
     assert all(grid.crosses(samples, k + 1, 0.0) for k, samples in enumerate(lines))

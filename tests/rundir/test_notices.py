@@ -43,13 +43,13 @@ def test_progress_and_notes_are_lines_where_there_is_no_terminal(model, rows, tm
 def test_verbose_0_is_silent_but_for_warnings(model, rows, capsys, verbose):
     pg.train(model, rows, verbose=verbose, **HOLDS)
     assert capsys.readouterr() == ("", "")
-    with pytest.warns(pg.ParagradWarning, match="Downpour adds 4 workers"):
+    with pytest.warns(pg.ParagradWarning, match="Downpour with 4 workers"):
         pg.train(model, rows, verbose=verbose, **DIVERGES)
     assert capsys.readouterr() == ("", "")
 
 
 def test_another_verbose_is_refused(model, rows):
-    with pytest.raises(pg.UsageError, match="verbose=3, but it is 'auto', 0"):
+    with pytest.raises(pg.UsageError, match="verbose=3, but it must be 'auto', 0"):
         pg.train(model, rows, verbose=3)
 
 
@@ -88,7 +88,7 @@ def test_what_a_display_of_the_caller_shows_is_not_shown_twice(model, rows, caps
     pg.train(model, rows, run=pg.Run(callbacks=(Display(),)), **DIVERGES)
     out = capsys.readouterr().out
     assert out.count("ended: finished") == 1
-    assert out.count("WARNING: Downpour adds") == 1
+    assert out.count("WARNING: Downpour with") == 1
 
 
 def test_events_are_logged_and_commits_are_not(model, rows, caplog):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paragrad.rundir.record import Record, looked, plain, read
+from paragrad.rundir.record import Record, plain, read, validations
 from paragrad.types import Event
 
 
@@ -36,7 +36,7 @@ def test_a_figure_that_is_not_finite_is_null_on_disk_and_nan_when_read(tmp_path)
     lines = (tmp_path / "record.jsonl").read_text().splitlines()
     strict = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert strict[1] == {"event": "validation", "time": 1.0, **figures, "loss": None, "mine": None}
-    [look] = looked(read(tmp_path))
+    [look] = validations(read(tmp_path))
     assert math.isnan(look.data["loss"])
     assert math.isnan(look.data["mine"])
     assert look.data["accuracy"] == 0.5

@@ -161,7 +161,7 @@ def test_lost_best_weights_are_said_aloud(model, rows, tmp_path):
     watch = Watch()
     train(model, rows, tmp_path / "run", watch, run={"keep": "best", "resume": True}, **NOISY | {"epochs": 4})
     said = [event.data["message"] for event in watch.events if event.kind == "warning"]
-    assert any("cannot be read" in message and "the best from here on are kept" in message for message in said)
+    assert any("cannot be read" in message and "Only the best from now on are kept" in message for message in said)
 
 
 def test_hogwild_is_validated_too(model, rows, tmp_path):
@@ -217,7 +217,7 @@ class _Session:
 def begun(tmp_path: Path, **run: Any) -> tuple[_Session, Snapshots]:
     session = _Session(tmp_path, **run)
     session.center.clock = 0
-    looks = Snapshots(session, held=1)  # type: ignore[arg-type]
+    looks = Snapshots(session, held_out=1)  # type: ignore[arg-type]
     looks.begin()
     return session, looks
 
@@ -229,7 +229,7 @@ def test_a_full_queue_leaves_points_out_and_says_so_once(tmp_path, monkeypatch):
     assert [one.clock for one in looks.waiting] == [0, 1, 2, 3]
     (kind, data), *more = session.said
     assert kind == "note"
-    assert "Validation takes longer" in data["message"]
+    assert "Validation is slower" in data["message"]
     assert not more
     looks.validated({"loss": 1.0})
     session.epochs(looks, 1)

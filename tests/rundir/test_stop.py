@@ -68,14 +68,14 @@ def test_a_target_without_validation_rows_is_refused(model, rows, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"stop": lambda event: True}, "is no pg.Stop.*a callback: one that returns True"),
-        ({"stop": 600}, "stop=600 is no pg.Stop"),
-        ({"callbacks": print}, "a tuple of functions, also where there is one"),
+        ({"stop": lambda event: True}, "is not a pg.Stop.*when a callback returns True"),
+        ({"stop": 600}, "stop=600 is not a pg.Stop"),
+        ({"callbacks": print}, "a tuple of functions, even for one function"),
         ({"callbacks": ("print",)}, "a tuple of functions"),
-        ({"validate_every": None, "keep": "best"}, "keep='best' needs validations on the way"),
-        ({"validate_every": None, "stop": pg.Stop(patience=2)}, "A target or patience needs validations on the way"),
-        ({"keep": "first"}, "keep='first', but it is 'best' or 'last'"),
-        ({"checkpoint_every": 0}, "checkpoint_every=0, but it is a number of seconds above 0"),
+        ({"validate_every": None, "keep": "best"}, "keep='best' needs validation during the run"),
+        ({"validate_every": None, "stop": pg.Stop(patience=2)}, "A target or patience needs validation during the run"),
+        ({"keep": "first"}, "keep='first' must be 'best' or 'last'"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0 must be a number of seconds above 0"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_before_anything_begins(fields, said):

@@ -103,11 +103,11 @@ def test_a_tiny_learning_rate_is_finite_in_single_precision(dtype):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"gamma": 0.0}, "gamma=0.0, but a squared distance is divided by it: take gamma > 0"),
+        ({"gamma": 0.0}, "gamma=0.0, but it must be above 0"),
         ({"gamma": -1.0}, "gamma=-1.0"),
         ({"gamma": float("nan")}, "gamma=nan"),
-        ({"form": "beta"}, "form='beta', but the distance is measured by 'eta', 'gamma' or 'invariant'"),
-        ({"place": "home"}, "place='home', but a place is 'remembers', 'sends' or 'pulls'"),
+        ({"form": "beta"}, "form='beta', but it must be 'eta', 'gamma' or 'invariant'"),
+        ({"place": "home"}, "place='home', but it must be 'remembers', 'sends' or 'pulls'"),
         ({"window": 0}, "window=0"),
         ({"bound": 0}, "bound=0"),
     ],
@@ -124,7 +124,7 @@ def test_its_docstring_says_the_name_trap():
 
 @pytest.mark.parametrize("form", ["eta", "invariant"])
 def test_an_optimiser_without_a_rate_is_refused_where_the_rate_is_the_measure(form):
-    with pytest.raises(pg.UsageError, match=r"the optimiser's rate, which is nan\. Take form='gamma'"):
+    with pytest.raises(pg.UsageError, match=r"the optimiser's learning rate, which is nan\. Take form='gamma'"):
         send(center_of(pg.ADAG(form=form)), 0, [1.0, 1.0, 1.0], lr=float("nan"))
     center = center_of(pg.ADAG(window=1))
     send(center, 0, [1.0, 1.0, 1.0], lr=float("nan"))

@@ -118,8 +118,8 @@ def test_an_engine_that_measures_nothing_is_refused():
     [
         ({"outer_lr": 0.0}, "outer_lr=0.0"),
         ({"outer_momentum": 1.0}, "outer_momentum=1.0, but AsyncDiLoCo needs outer_lr > 0 and 0 <= outer_momentum < 1"),
-        ({"delay": 0}, "delay=0, but the momentum is updated at every delay-th commit: take 1 or more"),
-        ({"delay": 4, "c": 0.3}, "c=0.3, but the momentum is shared out by 0 <= c <= 1 / delay = 0.25"),
+        ({"delay": 0}, "delay=0, but it must be 1 or more"),
+        ({"delay": 4, "c": 0.3}, "c=0.3, but the momentum is distributed with 0 <= c <= 1 / delay = 0.25"),
         ({"c": -0.1}, "c=-0.1"),
         ({"window": 0}, "window=0"),
         ({"bound": 0}, "bound=0"),
@@ -133,8 +133,8 @@ def test_a_bad_value_is_refused(options, said):
 @pytest.mark.parametrize(
     ("scheme", "workers", "said"),
     [
-        (pg.AsyncDiLoCo(delay=1), 4, "outer_lr below 0.043 holds, and with delay=4 outer_lr below 0.71"),
-        (pg.AsyncDiLoCo(delay=1), 8, "outer_lr below 0.016 holds"),
+        (pg.AsyncDiLoCo(delay=1), 4, "outer_lr below 0.043 is stable, and with delay=4 outer_lr below 0.71"),
+        (pg.AsyncDiLoCo(delay=1), 8, "outer_lr below 0.016 is stable"),
         (pg.AsyncDiLoCo(outer_lr=0.7), 8, "outer_lr=0.7, outer_momentum=0.9 and delay=8 is unstable"),
         (pg.AsyncDiLoCo(c=0.5), 4, "c up to 0.25"),
     ],

@@ -62,7 +62,7 @@ def test_every_row_is_used_once_though_a_slow_worker_is_often_late():
     [
         (lambda: pg.BackupWorkers(backups=-1), "backups=-1"),
         (lambda: pg.BackupWorkers(window=2), "window=2.*leave window at 1"),
-        (lambda: pg.BackupWorkers(bound=1), "a bound has no meaning"),
+        (lambda: pg.BackupWorkers(bound=1), "a bound on staleness has no meaning"),
         (lambda: pg.BackupWorkers().quorum(1), r"backups=1 with workers=1.*at most n - 1, here 0"),
         (lambda: pg.BackupWorkers(backups=4).quorum(3), r"backups=4 with workers=3.*here 2"),
     ],

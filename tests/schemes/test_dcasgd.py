@@ -59,7 +59,7 @@ def test_without_strength_it_is_asynchronous_sgd():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"strength": -0.1}, "strength=-0.1, but a compensation is 0 or more; the paper takes 0.04"),
+        ({"strength": -0.1}, "strength=-0.1, but it must be 0 or more; the paper takes 0.04"),
         ({"strength": float("nan")}, "strength=nan"),
         ({"decay": 1.0}, "decay=1.0, but a running mean needs 0 <= decay < 1"),
         ({"decay": -0.5}, "decay=-0.5"),

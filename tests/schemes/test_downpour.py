@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, repeat
 
 import pytest
@@ -21,13 +21,14 @@ class _Queued(Serial):
     """A center that has a queue after the steps for which this is true."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.queue = cycle([True])
+        super().__post_init__()
 
-    def window(self, actor, request):
-        done = super().window(actor, request)
-        done.busy = next(self.queue)
-        return done
+    def _make(self, rank, incarnation=0):
+        actor = super()._make(rank, incarnation)
+        window = actor.window
+        actor.window = lambda request: replace(window(request), busy=next(self.queue))
+        return actor
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

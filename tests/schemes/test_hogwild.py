@@ -84,4 +84,5 @@ def test_shared_weights_that_become_nan_end_the_run_as_diverged(model, rows, tmp
     with pytest.raises(pg.Diverged, match="Lower the learning rate"):
         train(model, rows, tmp_path / "run", watch, scheme=pg.Hogwild(), optimizer="sgd:lr=1e38")
     assert not list((tmp_path / "run" / "checkpoints").glob("*")), "nobody could go on from it"
-    assert "No checkpoint is written of what diverged" in [e for e in watch.events if e.kind == "note"][-1].data["message"]
+    last = [event for event in watch.events if event.kind == "note"][-1]
+    assert "No checkpoint is written, because the center has diverged" in last.data["message"]

@@ -111,5 +111,5 @@ def test_a_bad_value_is_refused(options, said):
 
 
 def test_an_optimiser_without_a_rate_is_refused():
-    with pytest.raises(pg.UsageError, match=r"the optimiser's rate, which is nan\. Take an optimiser that has an lr"):
+    with pytest.raises(pg.UsageError, match=r"the optimiser's learning rate, which is nan\. Take an optimiser that has an lr"):
         send(center_of(pg.OrMo()), 0, [1.0, 1.0, 1.0], lr=float("nan"))

@@ -17,7 +17,7 @@ OTHERS = ["adam", "sgd:lr=0.1,momentum=0.9", "sgd:lr=0.1,weight_decay=0.01", par
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 @pytest.mark.parametrize("optimizer", OTHERS, ids=str)
 def test_another_optimiser_is_refused_before_a_run_directory_is_made(scheme, optimizer, model, rows, tmp_path):
-    with pytest.raises(pg.UsageError, match="equation of plain SGD"):
+    with pytest.raises(pg.UsageError, match="is defined for plain SGD"):
         train(model, rows, tmp_path / "run", scheme=scheme, optimizer=optimizer)
     assert not (tmp_path / "run").exists()
 

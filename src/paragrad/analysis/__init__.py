@@ -1,1 +1,1 @@
-"""What a record tells: how stale commits were and why, implicit momentum, the edge of stability, temporal efficiency."""
+"""Analyses of a record: staleness, implicit momentum, the edge of stability, temporal efficiency."""

@@ -1,4 +1,4 @@
-"""Temporal efficiency: which of two runs had the better model in hand, over the time that both of them ran."""
+"""Temporal efficiency: which of two runs had the better model, averaged over the time that both ran."""
 
 from __future__ import annotations
 
@@ -12,37 +12,36 @@ from paragrad.rundir import record
 from paragrad.types import Event
 
 Curve = list[tuple[float, float]]
-"""Seconds and accuracy, in the order of time."""
+"""Seconds and accuracy, in order of time."""
 
 
 def accuracy(events: Iterable[Event], *, name: str = "the run") -> Curve:
-    """Accuracy on the validation rows against time, those looks left out that a resumed run went back behind."""
-    looks = [look for look in record.looked(events) if math.isfinite(look.data.get("accuracy", math.nan))]
+    """Return the validation accuracy over time, without validations after a checkpoint that the run was resumed from."""
+    looks = [look for look in record.validations(events) if math.isfinite(look.data.get("accuracy", math.nan))]
     curve = sorted((look.time, float(look.data["accuracy"])) for look in looks)
     if len(curve) < 2:
         raise UsageError(
-            f"Temporal efficiency wants the accuracy of {name} against time, but its record has {len(curve)} validations "
-            "with an accuracy, and 2 are needed. Train with validation rows, and validate more often (--validate-every)."
+            f"Temporal efficiency needs the accuracy of {name} over time, but its record has {len(curve)} validations with an "
+            "accuracy, and at least 2 are needed. Train with validation rows, and validate more often (--validate-every)."
         )
     return curve
 
 
 def efficiency(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
-    """E(a, b) = ∫₀ᵐ f_a dt / ∫₀ᵐ f_b dt, with f accuracy against time and m the length of the shorter run (Hermans 2017).
+    """Return E(a, b) = ∫₀ᵐ f_a dt / ∫₀ᵐ f_b dt, with f accuracy over time and m the length of the shorter run (Hermans 2017).
 
-    Above 1, ``a`` was ahead on average. The integrals are trapezoids between validations; before its first one, when
-    nothing is known, a run is taken to rise in a straight line from nothing. m is the time of the last validation of the
-    run that ended first.
+    Above 1, ``a`` was ahead on average. The integrals are trapezoids between validations; before the first validation, the
+    accuracy is assumed to rise linearly from 0. m is the time of the last validation of the run that ended first.
     """
     until = min(a[-1][0], b[-1][0])
     below = area(b, until)
     if below <= 0:
-        raise UsageError(f"The second run had no accuracy at all in the first {until:g} s: nothing can be compared with it.")
+        raise UsageError(f"The second run had an accuracy of 0 in its first {until:g} s, so that it cannot be compared.")
     return area(a, until) / below
 
 
 def area(curve: Sequence[tuple[float, float]], until: float) -> float:
-    """∫₀ᵐ f dt by trapezoids, the last one cut where the time is up."""
+    """Return ∫₀ᵐ f dt by trapezoids, the last one cut at ``until``."""
     points = [(0.0, 0.0), *curve] if curve[0][0] > 0 else list(curve)
     cut = bisect_left([time for time, _ in points], until)
     if cut < len(points):

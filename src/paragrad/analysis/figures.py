@@ -1,4 +1,4 @@
-"""Pictures of what was analysed: staleness of a run, implicit momentum, the edge of stability. Needs matplotlib."""
+"""Figures of analyses: staleness of a run, implicit momentum, the edge of stability. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAMED = 8
-"""Up to so many workers have a colour and a name; beyond that they are thin lines around that of all together."""
+"""Up to this many workers have a colour and a name; more workers are thin grey lines."""
 BARS = 40
-"""At most so many bars in a histogram."""
+"""Most bars in a histogram."""
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#332288")
-"""Paul Tol's bright set, which colour-blind readers can tell apart, too."""
+"""Paul Tol's bright colours, which colour-blind readers can distinguish."""
 INK, ACCENT, WARNING, FAINT = "#333333", "#4477aa", "#cc3311", "#999999"
 EXACT = 1e-12
-"""A standard error below this is rounding: the path of one worker has no chance in it."""
+"""A standard error below this is rounding: the path of a single worker is not random."""
 STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -46,7 +46,7 @@ STYLE: Any = {
 
 
 def staleness(path: Path, commits: Sequence[Sample], *, virtual: bool = False) -> None:
-    """How stale the commits of each worker were, and how far the center had moved meanwhile (or staleness, over time)."""
+    """Draw the staleness of the commits of each worker, and the distance of the center meanwhile (or staleness) over time."""
     if not commits:
         raise UsageError("There is nothing to draw: the record has no applied commit.")
     workers = by_worker(commits)
@@ -72,14 +72,13 @@ def _histograms(axes: Any, workers: Sequence[Worker]) -> None:
     middles = [left + (width - 1) / 2 for left in lefts]
     axes.bar(middles, _shares(every, lefts), width=width, color="#dddddd", zorder=0, label="all workers")
     axes.axvline(mean, color=INK, lw=1, ls=":", label=f"mean {mean:.2f}")
-    share = "share of commits (%)" + (f", {width} updates a bar" if width > 1 else "")
+    share = "share of commits (%)" + (f", {width} updates per bar" if width > 1 else "")
     axes.set(xlabel="staleness (updates of the center)", ylabel=share, title="Staleness")
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.legend(fontsize=8)
 
 
 def _shares(histogram: Counter[int], lefts: range) -> list[float]:
-    """The share of commits, in percent, in each bar."""
     bars = [sum(histogram[value] for value in range(left, left + lefts.step)) for left in lefts]
     return [100 * bar / histogram.total() for bar in bars]
 
@@ -96,7 +95,7 @@ def _over_time(axes: Any, commits: Sequence[Sample], *, distance: bool, named: b
     times = [median(sample.time for sample in commits[block]) for block in blocks]
     axes.plot(times, [median(heights[block]) for block in blocks], color=INK, lw=1.5, label="running median")
     if distance:
-        axes.set(ylabel="Euclidean norm", title="How far the center moved during a window")
+        axes.set(ylabel="Euclidean norm", title="Distance that the center moved during a window")
     else:
         axes.set(ylabel="staleness (updates)", title="Staleness over time")
         axes.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -107,19 +106,19 @@ def _over_time(axes: Any, commits: Sequence[Sample], *, distance: bool, named: b
 
 @dataclass(frozen=True)
 class Reading:
-    """What is drawn of one number of workers."""
+    """Measurements for one number of workers."""
 
     measured: Momentum
     single: float
-    """What plain least squares reads on one run alone."""
+    """Plain least squares on a single run."""
     circular: float
-    """YellowFin's reading of *plain* SGD that was told it is so many workers."""
+    """YellowFin's estimate for *plain* SGD, given this number of workers."""
 
 
 def momentum(path: Path, readings: Mapping[int, Reading], networks: Mapping[str, Mapping[int, Momentum]] | None = None) -> None:
-    """Measured implicit momentum beside 1 - 1/n, and by how many standard errors the two differ.
+    """Draw measured implicit momentum and 1 - 1/n, and their difference in standard errors.
 
-    ``networks`` are further readings, of repeated runs of models by name.
+    ``networks`` are measurements of repeated runs of further models, by name.
     """
     counts = sorted(readings)
     networks = networks or {}
@@ -132,15 +131,15 @@ def momentum(path: Path, readings: Mapping[int, Reading], networks: Mapping[str,
         measured = left.errorbar(counts, [m.value for m in found], errors, fmt="o", color=ACCENT, ms=6, capsize=4, label=label)
         single = [readings[n].single for n in counts]
         (alone,) = left.plot(
-            counts, single, "o", color=ACCENT, mfc="white", ms=6, zorder=0, label="least squares on one run alone"
+            counts, single, "o", color=ACCENT, mfc="white", ms=6, zorder=0, label="least squares on a single run"
         )
         circular = [readings[n].circular for n in counts]
-        label = "YellowFin on plain SGD told “n workers”: circular"
-        (told,) = left.plot(counts, circular, "x", color=WARNING, ms=7, mew=1.6, label=label)
+        label = "YellowFin on plain SGD, given n workers: circular"
+        (yellowfin,) = left.plot(counts, circular, "x", color=WARNING, ms=7, mew=1.6, label=label)
         left.set(xlabel="workers n", ylabel="momentum μ", title="Implicit momentum of asynchronous descent")
         left.set(ylim=(-0.3, 1.05), yticks=[0, 0.25, 0.5, 0.75, 1])
         further = [_network(left, right, place, *item) for place, item in enumerate(networks.items())]
-        left.legend(handles=[law, measured, *further, alone, told], fontsize=8, loc="lower right")
+        left.legend(handles=[law, measured, *further, alone, yellowfin], fontsize=8, loc="lower right")
         right.axhspan(-2, 2, color="#e6eef5", lw=0)
         right.axhline(0, color=FAINT, lw=1.5)
         exact = [m.error < EXACT for m in found]
@@ -158,7 +157,7 @@ def momentum(path: Path, readings: Mapping[int, Reading], networks: Mapping[str,
 
 
 def _network(left: Any, right: Any, place: int, name: str, found: Mapping[int, Momentum]) -> Any:
-    """Readings of one model on both axes, beside those of the quadratic; the handle of its line in the legend."""
+    """Draw the measurements of one model beside those of the quadratic; return its handle for the legend."""
     look: Any = {"fmt": "sD^v"[place % 4], "color": COLOURS[2 + place], "ms": 5, "capsize": 3, "zorder": 3}
     beside = [n * 1.09 ** (place + 1) for n in found]
     drawn = left.errorbar(
@@ -169,7 +168,7 @@ def _network(left: Any, right: Any, place: int, name: str, found: Mapping[int, M
 
 
 def stability(path: Path, found: Mapping[int, float]) -> None:
-    """The largest stable ηh for n equal workers in turn: the formula, and what bisection on the recursion found."""
+    """Draw the largest stable ηh for n equal workers in turn: the formula, and the result of bisection on the recursion."""
     counts = sorted(found)
     first, last = counts[0], counts[-1]
     with _figure(path, width=6.5, columns=1) as (axes,):
@@ -187,7 +186,7 @@ def stability(path: Path, found: Mapping[int, float]) -> None:
 
 @contextmanager
 def _figure(path: Path, *, width: float, columns: int) -> Iterator[Sequence[Any]]:
-    """Axes to draw on; the picture is written at the end. It needs no screen and changes no setting of the caller's."""
+    """Yield axes, and write the figure at the end; without a screen, and without changing settings of the caller."""
     library = canvas.matplotlib()
     with library.rc_context(STYLE):
         figure = library.figure.Figure(figsize=(width, 4))

@@ -1,14 +1,14 @@
 """Implicit momentum: asynchronous descent moves, on average over many runs, as if it had momentum of 1 - 1/n.
 
-Let c be the center and G_t the mean, over the n workers, of the loss's gradient at their anchors. With memoryless
-windows whoever commits next is any of them with equal chance, so that E[c_{t+1} - c_t] = -η E[G_t]; it then takes the
-new center, so that E[G_{t+1}] = (1 - 1/n) E[G_t] + (1/n) E[∇L(c_{t+1})]. Together, for any loss and plain SGD
-(Mitliagkas et al., *Asynchrony begets momentum*, 2016, arXiv:1605.09774):
+Let c be the center and G_t the mean, over the n workers, of the gradient of the loss at their anchors. With memoryless windows
+all workers are equally likely to commit next, so that E[c_{t+1} - c_t] = -η E[G_t]. That worker then takes the new center, so
+that E[G_{t+1}] = (1 - 1/n) E[G_t] + (1/n) E[∇L(c_{t+1})]. Together, for any loss and plain SGD (Mitliagkas et al., *Asynchrony
+begets momentum*, 2016, arXiv:1605.09774):
 
     E[c_{t+1} - c_t] = (1 - 1/n) E[c_t - c_{t-1}] - (η/n) E[∇L(c_t)]
 
-``regress`` measures both factors, knowing neither n nor η. It is a law of the *mean* of many runs. In one run the
-chance of who commits stands in two neighbouring updates with opposite signs, and hides it.
+``regress`` measures both factors without n and η. It is a law of the *mean* of many runs. In a single run, the random choice of
+the committing worker enters two neighbouring updates with opposite signs, and hides the law.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from paragrad.errors import UsageError
 from paragrad.learners.criterion import Loss
 
 GROUPS = 20
-"""Runs are gathered in so many groups; the errors come from leaving out one group after another."""
+"""Number of groups of runs; standard errors come from leaving out one group at a time."""
 SINGULAR = 1e10
-"""The condition number from which on a path does not tell momentum and gradient apart."""
+"""Condition number above which momentum and gradient cannot be distinguished in a path."""
 
 AT_ONCE = 128
-"""Points of a path whose gradients are taken together."""
+"""Points of a path whose gradients are computed together."""
 
 
 # -- a quadratic, many runs at once ---------------------------------------------------------------------------------
@@ -39,10 +39,10 @@ AT_ONCE = 128
 def walk(
     start: torch.Tensor, order: Iterable[torch.Tensor], *, workers: int, rate: float, curvature: torch.Tensor
 ) -> Iterator[torch.Tensor]:
-    """The center of DOWNPOUR with windows of one step on f(x) = ½ Σ hⱼ xⱼ²; each row is a run of its own.
+    """Yield the start and then the center after each update of DOWNPOUR(1) on f(x) = ½ Σ hⱼ xⱼ²; each row is one run.
 
-    ``start`` is [runs, coordinates]; each tensor of ``order`` names, for each run, the worker that commits next:
-    c <- c - η h a_k;  a_k <- c. Yields the start, then the center after each update.
+    ``start`` is [runs, coordinates]. Each tensor of ``order`` holds, for each run, the worker that commits next:
+    c <- c - η h a_k;  a_k <- c.
     """
     center, runs = start, torch.arange(len(start))
     anchors = start.expand(workers, *start.shape).clone()
@@ -63,24 +63,23 @@ def quadratic_means(
     seed: int,
     groups: int = GROUPS,
 ) -> torch.Tensor:
-    """The mean path of many runs of DOWNPOUR(1) on a quadratic, one for each group: [groups, updates + 1, coordinates].
+    """Return the mean path of runs of DOWNPOUR(1) on a quadratic, per group: [groups, updates + 1, coordinates].
 
-    Windows last exponentially long, all with the same mean. Such a window is memoryless: however long it has lasted,
-    what is left of it is distributed as at its start. So at any moment all n workers are equally likely to be the next
-    to commit, whatever happened before, and a run needs no clock: the committing worker is drawn uniformly for each update.
+    Window lengths are exponentially distributed with the same mean, and so memoryless: all n workers are equally likely to
+    commit next, whatever happened before. So the committing worker is drawn uniformly for each update, without a clock.
 
-    Every run starts at 1 with all anchors there. Take two or more curvatures: on a single one, plain descent (n = 1) is a
-    geometric series, in which a step and a gradient are the same but for a factor. Rates near 1 / (n h) make the mean
-    path swing once or twice and die out in some 8n updates, and the runs stay near it (within 0.03 to 0.16 of a start of 1).
-    At fixed rates they do not: with many workers the spread of the runs grows, and drowns their mean.
+    Every run starts at 1, with all anchors there. Take two or more curvatures: with a single one, plain descent (n = 1) is a
+    geometric series, in which step and gradient differ only by a factor. With learning rates near 1 / (n h), the mean path
+    oscillates once or twice and decays in about 8n updates, and the runs stay near it (within 0.03 to 0.16 of a start of 1).
+    With a fixed rate and many workers, the spread of the runs would hide their mean.
     """
     _at_least("workers", workers, 1)
     _at_least("groups", groups, 2)
     _at_least("updates", updates, 4)
     if runs < groups or runs % groups:
-        raise UsageError(f"runs={runs}, but they are shared out over groups={groups}: take a multiple of that.")
+        raise UsageError(f"runs={runs}, but it must be a multiple of groups={groups}.")
     if curvature.dim() != 1:
-        raise UsageError(f"curvature has the shape {tuple(curvature.shape)}, but must be a list of numbers, one a coordinate.")
+        raise UsageError(f"curvature has the shape {tuple(curvature.shape)}, but must be a list: one number per coordinate.")
     generator = torch.Generator().manual_seed(seed)
     order = (torch.randint(workers, (runs,), generator=generator) for _ in range(updates))
     curvature = curvature.to(torch.float64)
@@ -94,30 +93,30 @@ def quadratic_means(
 
 @dataclass(frozen=True)
 class Momentum:
-    """What a regression found, each with its standard error."""
+    """Result of a regression, with standard errors."""
 
     value: float
-    """μ: how much of one movement is in the next."""
+    """μ: factor of one movement in the next."""
     error: float
     rate: float
-    """ρ: how much of the gradient is in a movement; η/n where the law holds."""
+    """ρ: factor of the gradient in a movement; η/n if the law holds."""
     rate_error: float
 
 
 def regress(means: torch.Tensor, gradients: torch.Tensor, *, lagged: bool = True) -> Momentum:
-    """Fit x_{t+1} - x_t = μ (x_t - x_{t-1}) - ρ g_t over all updates and coordinates; neither μ nor ρ is given.
+    """Fit x_{t+1} - x_t = μ (x_t - x_{t-1}) - ρ g_t over all updates and coordinates.
 
     ``means`` and ``gradients`` are [groups, updates, coordinates]: the mean path of each group of runs, and the mean of the
-    full gradient at its points (on a quadratic: curvature times path). The fit is on the mean over all groups; the
-    errors are from leaving out one group after another (jackknife).
+    full gradient at its points (on a quadratic: curvature times path). The fit uses the mean over all groups; the errors come
+    from leaving out one group at a time (jackknife).
 
-    Plain least squares (``lagged=False``) reads too little, by an amount that shrinks with the number of runs:
-    x_t - x_{t-1} holds the chance of who committed then, and so does the residual, with the opposite sign. The movement
-    and gradient one update *earlier* do not know that chance; as instruments (``lagged=True``) they remove the bias.
+    Plain least squares (``lagged=False``) underestimates μ, by an amount that shrinks with the number of runs: x_t - x_{t-1}
+    contains the random choice of the committing worker, and so does the residual, with the opposite sign. The movement and
+    gradient one update *earlier* do not depend on that choice; as instruments (``lagged=True``) they remove the bias.
     """
     if means.dim() != 3 or means.shape != gradients.shape:
         raise UsageError(
-            f"Paths of the shape {tuple(means.shape)} and gradients of the shape {tuple(gradients.shape)} do not fit: "
+            f"Paths of shape {tuple(means.shape)} and gradients of shape {tuple(gradients.shape)} do not match: "
             "both must be [groups, updates, coordinates]."
         )
     groups, updates, _ = means.shape
@@ -133,14 +132,13 @@ def regress(means: torch.Tensor, gradients: torch.Tensor, *, lagged: bool = True
 
 
 def of_runs(paths: torch.Tensor, gradients: torch.Tensor, *, groups: int = GROUPS, lagged: bool = True) -> Momentum:
-    """The implicit momentum of repeated runs of any model: ``paths`` and ``gradients`` are [run, update, parameter].
+    """Return the implicit momentum of repeated runs of any model: ``paths`` and ``gradients`` are [run, update, parameter].
 
-    ``paths`` are the centers of runs that start at the same point and differ in who commits when (and in their
-    mini-batches); ``gradients`` those of the *full* training loss at these very points (``gradients_along``). The law
-    holds for any loss with plain SGD and memoryless windows, so this is the same regression, with instruments, since a few
-    dozen or hundred runs are all one can afford of a network. Take the first 8n updates or so: later ones add noise and
-    nothing else. Runs whose windows are not memoryless have another law (equal workers in turn have a constant delay,
-    and no such momentum).
+    ``paths`` are the centers of runs that start at the same point and differ in the order of commits (and in their
+    mini-batches). ``gradients`` are those of the *full* training loss at these points (``gradients_along``). The law holds for
+    any loss with plain SGD and memoryless windows. So this is the same regression, with instruments because there are only
+    dozens or hundreds of runs of a network. Take about the first 8n updates: later ones only add noise. Runs without memoryless
+    windows follow another law (equal workers in turn have a constant delay, and no such momentum).
     """
     if paths.dim() != 3:
         raise UsageError(f"paths has the shape {tuple(paths.shape)}, but must be [run, update, parameter].")
@@ -157,16 +155,16 @@ def of_runs(paths: torch.Tensor, gradients: torch.Tensor, *, groups: int = GROUP
 def gradients_along(
     paths: torch.Tensor, module: nn.Module, loss: Loss, inputs: torch.Tensor, target: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the loss over all these rows at every point of ``paths`` [..., parameter], in the same shape.
+    """Return the gradient of the loss over all these rows at every point of ``paths`` [..., parameter], in the same shape.
 
-    A point holds the module's parameters as a center does: one after another, in the module's order. The module must be
-    of one type, as ``module.double()`` is, and is left as it is.
+    A point holds the parameters like a center: one after another, in the order of the module. The module must have a single
+    dtype, as ``module.double()`` does; it is not changed.
     """
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     ends = list(accumulate((shape.numel() for shape in shapes.values()), initial=0))
     if paths.shape[-1] != ends[-1]:
         raise UsageError(
-            f"paths has {paths.shape[-1]} parameters in a point, but the module has {ends[-1]}: give the module of the runs."
+            f"paths has {paths.shape[-1]} parameters per point, but the module has {ends[-1]}: give the module of the runs."
         )
 
     def value(point: torch.Tensor) -> torch.Tensor:
@@ -180,9 +178,9 @@ def gradients_along(
 
 
 def _fit(path: torch.Tensor, gradients: torch.Tensor, *, lagged: bool) -> torch.Tensor:
-    """(μ, ρ) of one path [updates, coordinates]."""
+    """Return (μ, ρ) of one path [updates, coordinates]."""
     movement = path.diff(dim=0)
-    causes = torch.stack([movement[:-1], -gradients[1:-1]], -1)  # at t: the last movement, and the gradient here
+    causes = torch.stack([movement[:-1], -gradients[1:-1]], -1)  # at t: the last movement, and the gradient
     effects = movement[1:]
     instruments = causes
     if lagged:
@@ -192,8 +190,8 @@ def _fit(path: torch.Tensor, gradients: torch.Tensor, *, lagged: bool) -> torch.
     scale = matrix.abs().amax(0).clamp_min(torch.finfo(matrix.dtype).tiny)
     if not bool(torch.isfinite(matrix).all()) or float(torch.linalg.cond(matrix / scale)) > SINGULAR:
         raise UsageError(
-            "The path does not tell momentum and gradient apart: it did not move, diverged, or is a geometric series. "
-            "Take two or more curvatures, a path that swings, or another rate."
+            "Momentum and gradient cannot be distinguished in this path: it did not move, diverged, or is a geometric series. "
+            "Take two or more curvatures, an oscillating path, or another learning rate."
         )
     found: torch.Tensor = torch.linalg.solve(matrix, instruments.T @ effects)
     return found
@@ -203,20 +201,20 @@ def _fit(path: torch.Tensor, gradients: torch.Tensor, *, lagged: bool) -> torch.
 
 
 def yellowfin(path: torch.Tensor, gradients: torch.Tensor, *, rate: float) -> torch.Tensor:
-    """YellowFin's estimate of momentum at each update, from one path: [updates - 2].
+    """Return YellowFin's estimate of momentum at each update, from one path: [updates - 2].
 
     μ̂ = median over coordinates of (x_t - x_{t-1} + α ∇f(x_{t-1})) / (x_{t-1} - x_{t-2})   (Zhang, Mitliagkas 2017)
 
-    **It is circular as evidence.** It must be told α, how much of the gradient is in a step. That is known of a
-    synchronous run, which it may steer. But who claims n asynchronous workers puts in α = η/n, and gets about 1 - 1/n
-    back from anything that steps by η along the gradient: plain SGD of one process reads 0.865 when it is told that it
-    is 8. To measure implicit momentum, take ``regress``, which is told neither n nor η.
+    **As evidence it is circular.** It needs α, the factor of the gradient in a step. In a synchronous run α is known. But for n
+    asynchronous workers one would assume α = η/n, and the estimate is then about 1 - 1/n for anything that steps by η along the
+    gradient: plain SGD of one process gives 0.865 if one assumes 8 workers. To measure implicit momentum, take ``regress``,
+    which needs neither n nor η.
 
-    ``path`` and ``gradients`` are [updates, coordinates]. Coordinates that stood still are left out.
+    ``path`` and ``gradients`` are [updates, coordinates]. Coordinates that did not move are left out.
     """
     if path.dim() != 2 or path.shape != gradients.shape or len(path) < 3:
         raise UsageError(
-            f"A path of the shape {tuple(path.shape)} and gradients of the shape {tuple(gradients.shape)} do not fit: "
+            f"A path of shape {tuple(path.shape)} and gradients of shape {tuple(gradients.shape)} do not match: "
             "both must be [updates, coordinates], with 3 updates or more."
         )
     movement = path.diff(dim=0)

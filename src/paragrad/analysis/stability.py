@@ -1,7 +1,7 @@
-"""The edge of stability of asynchronous descent with n equal workers in turn: too high a rate makes it swing ever wider.
+"""The edge of stability of asynchronous descent with n equal workers in turn: above it, oscillations grow.
 
 Equal workers that take turns have no implicit momentum but a constant delay: a commit is a gradient n - 1 updates old.
-On a quadratic of curvature h DOWNPOUR(1) is then c_{t+1} = c_t - ηh c_{t-n+1}, which dies out iff ηh < 2 sin(π/(4n - 2)).
+On a quadratic of curvature h DOWNPOUR(1) is then c_{t+1} = c_t - ηh c_{t-n+1}, which converges iff ηh < 2 sin(π/(4n - 2)).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 from paragrad.errors import UsageError
 
 DOUBLINGS = 40
-"""2 to this power updates are looked at before a recursion that neither grows nor dies counts as on the edge."""
+"""2 to this power updates are computed before a recursion that neither grows nor decays counts as on the edge."""
 LARGE = 1e12
 
 
 def edge(workers: int) -> float:
-    """The product ηh of rate and curvature at which n equal workers in turn stop converging: 2 sin(π/(4n - 2))."""
+    """Return the ηh (learning rate times curvature) up to which n equal workers in turn converge: 2 sin(π/(4n - 2))."""
     _check(workers)
     return 2 * math.sin(math.pi / (4 * workers - 2))
 
 
 def grows(workers: int, product: float) -> bool:
-    """Whether c_{t+1} = c_t - ηh c_{t-n+1} grows without bound, for ηh = ``product``.
+    """Return whether c_{t+1} = c_t - ηh c_{t-n+1} grows without bound, for ηh = ``product``.
 
-    The last n centers are the recursion's state, and an update is a matrix. Twice as many updates are that matrix times
-    itself, so that even a growth of a billionth in each of them is seen within a few dozen products.
+    The last n centers are the state of the recursion, and an update is a matrix. Its square is two updates, so that a few dozen
+    squares reveal even a growth of 1e-9 per update.
     """
     _check(workers)
     update = torch.diag(torch.ones(workers - 1, dtype=torch.float64), -1)
@@ -42,9 +42,9 @@ def grows(workers: int, product: float) -> bool:
 
 
 def find_edge(workers: int, *, tolerance: float = 1e-6) -> float:
-    """The same as ``edge``, by bisection on the recursion itself."""
+    """Return ``edge`` by bisection on the recursion itself."""
     if not 0 < tolerance < 1:
-        raise UsageError(f"tolerance={tolerance}, but it must lie between 0 and 1.")
+        raise UsageError(f"tolerance={tolerance}, but it must be between 0 and 1.")
     stable, unstable = 0.0, 4.0
     while unstable - stable > tolerance:
         middle = 0.5 * (stable + unstable)

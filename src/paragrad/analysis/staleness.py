@@ -1,7 +1,7 @@
-"""How stale the commits of a run were, worker by worker, and where all that staleness came from.
+"""The staleness of commits per worker, and its causes.
 
-Staleness is counted in updates: how often the center was updated between the beginning of a window and the moment
-its commit was applied. Distance is the same in the space of the weights: how far the center had moved meanwhile.
+Staleness is the number of updates of the center between the start of a window and the application of its commit. Distance is
+how far the center has moved meanwhile, in the space of the weights.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Sample:
 
     worker: int
     clock: int
-    """The update that it was part of."""
+    """Update that it was part of."""
     time: float
-    """Seconds after the start; virtual ones where the run was simulated."""
+    """Seconds after the start; virtual seconds in a simulated run."""
     staleness: int
     distance: float | None = None
-    """How far the center had moved between the window's beginning and the answer; None where nobody measured it."""
+    """Movement of the center between the start of the window and the answer; None if it was not measured."""
 
 
 def samples(events: Iterable[Event]) -> list[Sample]:
-    """The commits that the final center is made of, in the order in which they were applied.
+    """Return the commits that led to the final center, in the order in which they were applied.
 
-    A worker can tell how far the center had moved only once it is answered, so that the distance travels with its
-    *next* commit; here it stands where it belongs. The last commit of a worker, or of one that was lost, has none.
+    A worker knows the distance only after the answer, and sends it with its *next* commit. Here it is assigned to the right
+    commit. The last commit of a worker, or of a lost one, has no distance.
     """
     commits = effective(events)
     later: dict[tuple[int, int], float | None] = {}
@@ -48,17 +48,17 @@ def samples(events: Iterable[Event]) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Worker:
-    """The commits of one worker, replacements of a lost one included."""
+    """The commits of one worker, including replacements of a lost one."""
 
     worker: int
     commits: int
     staleness: Staleness
     distance: float | None
-    """The mean over the commits for which it was measured."""
+    """Mean over the commits for which it was measured."""
 
 
 def by_worker(commits: Iterable[Sample]) -> list[Worker]:
-    """Mean, maximum and histogram of staleness, and the mean distance, of each worker, in the order of rank."""
+    """Return the staleness and the mean distance per worker, in the order of rank."""
     found = []
     for rank, group in groupby(sorted(commits, key=lambda sample: sample.worker), key=lambda sample: sample.worker):
         mine = list(group)
@@ -76,62 +76,62 @@ class Balance:
     commits: int
     updates: int
     staleness: int
-    """The left side: Σ τ, as the center stamped it on the commits."""
+    """Left side: Σ τ over the commits, as the center recorded it."""
     others: int
-    """Σ over updates: the windows in progress (one a worker; with overlap two) whose commit was not part of the update."""
+    """Σ over updates: windows in progress (one per worker; with overlap two) whose commit was not part of the update."""
     unfinished: int
-    """What windows had collected that no applied commit ended: lost in a crash, refused, or open at the end."""
+    """Staleness of windows without an applied commit: lost in a crash, rejected, or open at the end."""
     elsewhere: int
-    """Σ over commits: by how many updates the window began later (+) or earlier (-) than its worker's last commit (with
-    overlap: than the one before that)."""
+    """Σ over commits: updates by which the window began later (+) or earlier (-) than its worker's last commit (with overlap:
+    than the one before that)."""
 
     @property
     def explained(self) -> int:
-        """The right side."""
+        """Right side."""
         return self.others - self.unfinished - self.elsewhere
 
     @property
     def holds(self) -> bool:
-        """Whether both sides are equal, to the last update."""
+        """True if both sides are equal, to the last update."""
         return self.staleness == self.explained
 
 
 def balance(events: Iterable[Event]) -> Balance:
-    """Both sides of the law of staleness, from the joins, leaves and commits of a record.
+    """Compute both sides of the law of staleness, from the joins, leaves and commits of a record.
 
-    **The law.** An update makes every window that is in progress one update older, except those whose commits it is
-    made of. So, summed over all windows of a run, however fast or slow the workers were:
+    **The law.** An update makes every window in progress one update older, except those whose commits it applies. So, summed
+    over all windows of a run, whatever the speeds of the workers:
 
-        Σ over commits of τ  =  Σ over updates of the other workers with a window in progress
-                                - what was collected by windows that no applied commit ended
+        Σ over commits of τ  =  Σ over updates of the other windows in progress
+                                - staleness of windows without an applied commit
 
-    Asynchronous schemes (quorum 1) apply one commit an update and answer it at once, so that a worker has a window in
-    progress from its joining until it leaves. Both sides then follow from the *order* of joins, leaves and commits
-    alone, ``elsewhere`` is 0, and while n workers are there the mean of τ is n - 1, less what is unfinished.
+    Asynchronous schemes (quorum 1) apply one commit per update and answer it at once, so that a worker has a window in progress
+    from its join until it leaves. Both sides then follow from the *order* of joins, leaves and commits alone, ``elsewhere`` is
+    0, and with n workers the mean of τ is n - 1, less the unfinished part.
 
-    ``elsewhere`` is taken from the versions of the commits, and is not 0 where a window did not begin right after its
-    worker's last commit:
+    ``elsewhere`` is computed from the versions of the commits. It is not 0 if a window did not begin right after its worker's
+    last commit:
 
-    - positive where an answer was withheld: a bound on staleness, or a worker that waited for rows others might leave;
-    - negative in *softsync*, whose worker goes on at once while its commit waits for the round: there all windows but
-      that of the worker who completes the round age, so that the mean of τ is (n - 1)/c with c commits an update (less on
-      an engine whose workers fetch the center when they wake up, since they then begin from a newer one);
-    - negative where a worker does not adopt every answer (Dean's Downpour with a fetch of its own).
+    - positive if an answer was delayed: by a bound on staleness, or because a worker waited for rows of other workers;
+    - negative in *softsync*, whose workers continue at once while their commits wait for the round. All windows age except that
+      of the worker that completes the round, so that the mean of τ is (n - 1)/c with c commits per update. (It is less on an
+      engine whose workers fetch the center when they wake up, because they then begin from a newer one.)
+    - negative if a worker does not adopt every answer (DeanDownpour with ``fetch``).
 
-    *Synchronous rounds* of c out of n workers that wait are covered as they are: an update of c commits makes n - c
-    windows older, so that the mean of τ is (n - c)/c, and 0 in a full round.
+    *Synchronous rounds* of c out of n waiting workers need no correction: an update of c commits makes n - c windows older, so
+    that the mean of τ is (n - c)/c, and 0 in a full round.
 
-    With *overlap* (the record's first line says so) a window begins while the commit before it is in flight, from the answer
-    that its worker had then. So a worker has two windows in progress: both from its joining on, and with every
-    commit that is applied the older ends and another begins. An update of one commit makes 2n - 1 windows older, its own
-    worker's other one too, and the mean of τ is 2n - 1; in rounds of c it is 2n/c - 1, and 1 in a full round.
+    With *overlap* (see the event ``start``) a window begins while the previous commit is in flight, from the last answer that
+    its worker had. So a worker has two windows in progress: both begin with its join, and every applied commit ends the older
+    one and begins another. An update of one commit makes 2n - 1 windows older, including the other window of its own worker,
+    and the mean of τ is 2n - 1; in rounds of c commits it is 2n/c - 1, and 1 in a full round.
 
-    A worker that joins again was lost, and its window with it. One that has no rows left counts as having a window
-    until it leaves or the record ends; what that adds to ``others`` is in ``unfinished``, too. Records without joins are read
-    as if a worker joined at the version of its first commit. Where lines are missing (an event ``gap``) both sides differ.
+    A worker that joins again was lost, and its window too. A worker without rows counts as having a window until it leaves or
+    the record ends; this adds the same to ``others`` and ``unfinished``. In a record without joins, a worker joins at the
+    version of its first commit. If lines are missing (an event ``gap``), both sides differ.
     """
     opened: dict[int, list[int]] = {}
-    """The clocks at which the windows that a worker has in progress began, the older first."""
+    """Clocks at which the windows in progress of each worker began, the older first."""
     windows = 1
     incarnations: dict[int, int] = {}
     now = commits = updates = staleness = others = unfinished = elsewhere = 0
@@ -142,15 +142,14 @@ def balance(events: Iterable[Event]) -> Balance:
             for commit in round_:
                 worker, version = commit.data["worker"], commit.data["version"]
                 incarnation = commit.data.get("incarnation", 0)
-                if worker not in opened:  # it joined without being heard of: it has been there since its version
+                if worker not in opened:  # the record has no join: it joined at its version
                     others += windows * (now - version)
                     opened[worker] = [version] * windows
-                elif incarnation > incarnations.get(worker, 0):  # and so did the replacement of a lost one
+                elif incarnation > incarnations.get(worker, 0):  # the same for the replacement of a lost worker
                     unfinished += sum(version - began for began in opened[worker])
                     opened[worker] = [version] * windows
                 incarnations[worker] = max(incarnation, incarnations.get(worker, 0))
-                # A commit more than there were windows: of two that one worker brings to one update, the second began after
-                # the first.
+                # If a worker has two commits in one update, the second window began after the first.
                 elsewhere += version - (opened[worker].pop(0) if opened[worker] else now)
                 staleness += commit.data["staleness"]
             others += sum(map(len, opened.values()))
@@ -177,21 +176,18 @@ def balance(events: Iterable[Event]) -> Balance:
 
 
 def _open(windows: Mapping[int, Sequence[int]], now: int) -> int:
-    """What windows in progress have collected so far."""
+    """Return the staleness of the windows in progress so far."""
     return sum(now - began for mine in windows.values() for began in mine)
 
 
 def _rounds(events: Iterable[Event]) -> Iterator[Sequence[Event]]:
-    """Commits that made one update together, and one by one whatever else begins or ends a window."""
+    """Yield the commits of each update together, and every other event that begins or ends a window alone."""
     every = list(events)
     kept = {id(event) for event in effective(every)}
-    told = [
-        event
-        for event in every
-        if (event.kind == "commit" and id(event) in kept) or event.kind in ("start", "join", "leave", "refused", "resume")
-    ]
-    for kind, group in groupby(told, key=lambda event: (event.kind, event.data["clock"] if event.kind == "commit" else None)):
-        if kind[0] == "commit":
+    others = ("start", "join", "leave", "refused", "resume")
+    relevant = [event for event in every if event.kind in others or id(event) in kept]
+    for clock, group in groupby(relevant, key=lambda event: event.data["clock"] if event.kind == "commit" else None):
+        if clock is not None:
             yield list(group)
         else:
             yield from ([event] for event in group)

@@ -1,4 +1,4 @@
-"""A cluster that exists only as numbers: how fast its workers are, how far away, and what goes wrong when."""
+"""A simulated cluster, described by numbers: speeds and latencies of workers, and faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from paragrad.cluster.times import TIMES as TIMES
 from paragrad.cluster.times import Draws as Draws
 from paragrad.cluster.times import Exponential as Exponential
 from paragrad.cluster.times import LogNormal as LogNormal
-from paragrad.cluster.times import Time as Time
 from paragrad.cluster.times import Trace as Trace
 from paragrad.cluster.times import Uniform as Uniform
 from paragrad.cluster.times import mean_of as mean_of

@@ -1,4 +1,4 @@
-"""Clusters by name, to begin with."""
+"""Predefined clusters by name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PROFILES: dict[str, Cluster] = {
 }
 
 CATALOGUE: dict[str, str] = {
-    "homogeneous": "every step takes 1 s, messages take no time, nothing goes wrong",
-    "heterogeneous": "four kinds of machines: a step takes 0.58, 0.75, 1.51 or 3.33 s",
-    "spot": "rented by the minute: steps of about 1 s, workers lost every 600 s or so and replaced after 30 s",
-    "wan": "far apart: messages take about 0.05 s, over links of 100 Mbit/s",
-    "straggler": "as homogeneous, but worker 0 takes four times as long",
+    "homogeneous": "steps of 1 s, no latency, no faults",
+    "heterogeneous": "four kinds of machines, with steps of 0.58, 0.75, 1.51 and 3.33 s",
+    "spot": "spot instances: steps of about 1 s; a worker is lost after about 600 s and replaced after 30 s",
+    "wan": "distant machines: messages take about 0.05 s, over links of 100 Mbit/s",
+    "straggler": "as homogeneous, but worker 0 is four times slower",
 }
-"""Each profile in a line."""
+"""Description of each profile."""

@@ -1,4 +1,4 @@
-"""How a commit is encoded for the wire: one file for each codec. table.pyi lists them all."""
+"""Codecs compress commits for the network: one file per codec. table.pyi lists them all."""
 
 from paragrad.config.lazy import Table
 

@@ -1,4 +1,4 @@
-"""What a codec is: how the vector of a commit looks on the wire, in fewer bytes than it has."""
+"""The base class of codecs, which encode the vector of a commit in fewer bytes."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from paragrad.errors import UsageError
 from paragrad.types import Vector
 
 CACHED = 65_536
-"""Elements that are worked on at a time."""
+"""Elements that are processed at a time on a CPU, so that they stay in its cache."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One named tensor of a coded vector: its type, and how many elements it has."""
+    """Type and length of one named tensor of a coded vector."""
 
     dtype: torch.dtype
     length: int
     exact: bool = True
-    """False: it has at most so many."""
+    """False: ``length`` is an upper limit."""
 
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """A vector as a few named tensors and back; subclass it and write ``layout``, ``pack`` and ``unpack``; for a center that
-    is spread over shards, ``unit`` and ``cut`` too.
+    """Encodes a vector as a few named tensors, and decodes it.
 
-    What is lost is not forgotten: ``Feedback`` adds it to the next commit. There is no chance in it: the same vector has the
-    same bytes on every engine, so that a replay repeats them. A vector that is not finite decodes to one that is not, so
-    that the center refuses it as it would without a codec.
+    A subclass defines ``layout``, ``pack`` and ``unpack``; for a sharded center also ``unit`` and ``cut``. ``Feedback`` adds
+    the part that a codec leaves out to the next commit. A codec is deterministic: the same vector has the same bytes on every
+    engine, so that a replay repeats them. A vector that is not finite must decode to one that is not finite, so that the
+    center rejects it as it does without a codec.
     """
 
     @property
     def name(self) -> str:
-        """The codec's name on the command line."""
+        """Name on the command line."""
         return type(self).__name__.lower()
 
     @abstractmethod
     def layout(self, length: int) -> dict[str, Piece]:
-        """The tensors that a vector of that length becomes."""
+        """Return the tensors of a coded vector of this length."""
 
     @abstractmethod
     def pack(self, vector: Vector) -> dict[str, torch.Tensor]:
-        """The tensors that ``layout`` names; of a vector that is all NaN where it is not finite."""
+        """Return the tensors that ``layout`` names; a vector that is not finite is passed as all NaN."""
 
     @abstractmethod
     def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
-        """The inverse: fill ``out`` entirely. Names, types and lengths have been checked."""
+        """Decode into all of ``out``; names, types and lengths have been checked."""
 
     @property
     def unit(self) -> int:
-        """Where a coded vector can be cut: at multiples of so many elements; 0: nowhere."""
+        """A coded vector can be cut at multiples of this many elements; 0: nowhere."""
         return 0
 
     def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
-        """What was coded of the elements from ``lo`` to ``hi``, as ``of_slices`` decodes it."""
+        """Return the coded elements from ``lo`` to ``hi``, which ``of_slices`` decodes."""
         raise NotImplementedError
 
     @property
     def of_slices(self) -> Codec:
-        """What decodes a slice."""
+        """Codec that decodes a slice."""
         return self
 
     def encode(self, vector: Vector) -> dict[str, torch.Tensor]:
-        """The vector as named tensors in main memory: exactly what goes over a wire."""
+        """Return the vector as named tensors in main memory, as they are sent."""
         if not kernels.finite(vector):
             vector = torch.full_like(vector, math.nan)
         return {name: tensor.cpu() for name, tensor in self.pack(vector).items()}
 
     def decode(self, coded: Mapping[str, torch.Tensor], out: Vector) -> Vector:
-        """Fill ``out`` with what was encoded; raises where that cannot have been a vector of its length."""
+        """Decode into ``out``; raise if the tensors cannot be a coded vector of its length."""
         layout = self.layout(out.numel())
         if set(coded) != set(layout):
             raise self.malformed(f"it has {sorted(coded)} instead of {sorted(layout)}")
@@ -92,38 +92,55 @@ class Codec(ABC):
         return out
 
     def limit(self, length: int) -> int:
-        """The most bytes that a vector of that length becomes."""
+        """Return the largest size in bytes of a coded vector of this length."""
         return sum(piece.length * piece.dtype.itemsize for piece in self.layout(length).values())
 
     def malformed(self, how: str) -> UsageError:
-        """The error for tensors that no vector becomes."""
+        """Return the error for tensors that are not a coded vector."""
         return UsageError(
             f"A commit coded by {self.name} is malformed: {how}. Worker and center must have the same codec and model."
         )
 
 
+@dataclass(frozen=True)
+class BlockCodec(Codec):
+    """Base class of codecs that send a few numbers per block of elements."""
+
+    block: int = 2048
+    """Elements per block."""
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise UsageError(f"block={self.block}, but a block must have at least 1 element.")
+
+    @property
+    def unit(self) -> int:
+        return self.block
+
+    def count(self, length: int) -> int:
+        """Return the number of blocks of a vector; the last one may be shorter."""
+        return -(-length // self.block)
+
+    def blocks(self, vector: Vector) -> Iterator[tuple[slice, slice]]:
+        """Yield slices of elements with their slices of blocks, many blocks at a time; a shorter last block comes alone."""
+        whole = vector.numel() // self.block * self.block
+        for here in pieces(vector[:whole], self.block):
+            yield here, slice(here.start // self.block, here.stop // self.block)
+        if whole != vector.numel():
+            yield slice(whole, vector.numel()), slice(whole // self.block, whole // self.block + 1)
+
+    def blocks_of(self, lo: int, hi: int) -> slice:
+        """Return the blocks of the elements from ``lo`` to ``hi``."""
+        return slice(lo // self.block, self.count(hi))
+
+
 def size(coded: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of a coded vector."""
+    """Return the bytes of a coded vector."""
     return sum(tensor.numel() * tensor.element_size() for tensor in coded.values())
 
 
 def pieces(vector: Vector, unit: int = 1) -> Iterator[slice]:
-    """From where to where a vector is worked on at a time: so that what is made of a piece stays in a core's cache."""
+    """Yield the slices in which a vector is processed, so that intermediate results stay in the cache of a core."""
     step = max(1, CACHED // unit) * unit if vector.device.type == "cpu" else vector.numel()
     for start in range(0, vector.numel(), max(1, step)):
         yield slice(start, min(start + step, vector.numel()))
-
-
-def blocks(vector: Vector, block: int) -> Iterator[tuple[slice, slice]]:
-    """The blocks of a vector, many at a time, the shorter one at its end for itself: which elements, and which blocks."""
-    whole = vector.numel() // block * block
-    for here in pieces(vector[:whole], block):
-        yield here, slice(here.start // block, here.stop // block)
-    if whole != vector.numel():
-        yield slice(whole, vector.numel()), slice(whole // block, whole // block + 1)
-
-
-def check_block(block: int) -> None:
-    """Raise where blocks cannot be of that size."""
-    if block < 1:
-        raise UsageError(f"block={block}, but a block has at least 1 element.")

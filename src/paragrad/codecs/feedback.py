@@ -1,4 +1,4 @@
-"""Error feedback: what a codec has left out of a worker's commits goes into its next one."""
+"""Error feedback: the part of a commit that a codec leaves out is added to the worker's next commit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paragrad.types import Vector
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A vector as it is sent."""
+    """A coded vector."""
 
     value: Vector
-    """As the center decodes it."""
+    """Value that the center decodes."""
     tensors: dict[str, torch.Tensor]
-    """As it goes over a wire."""
+    """Tensors that are sent."""
     bytes: int
     residual: Vector
-    """What is left for the next commit once this one counts."""
+    """Residual for the next commit once this one is applied."""
 
 
 class Feedback:
-    """p = v + e;  sent is C(p);  e <- p - C(p), once the center has taken it.
+    """p = v + e;  sent is C(p);  e <- p - C(p), once the center has applied it.
 
-    The residual e lies in two rows: a commit reads the one and writes the other, and only the answer that it was applied
-    turns them. So the row of the last applied commit is whole at whatever instruction a worker is killed; and of a commit that
-    was dropped or refused nothing is left: the residual has back what it gave, and the window's rows are done again.
+    The residual e has two rows: a commit reads one and writes the other, and they swap when the center has applied it. So the
+    row of the last applied commit is complete whenever a worker is killed. The residual of a dropped or rejected commit is
+    discarded, because its rows are trained again.
     """
 
     def __init__(self, codec: Codec, rows: Sequence[Vector]) -> None:
@@ -38,16 +38,16 @@ class Feedback:
 
     @classmethod
     def like(cls, codec: Codec, weights: Vector) -> Feedback:
-        """With rows of its own."""
+        """Return a feedback with new rows."""
         return cls(codec, [torch.zeros_like(weights) for _ in range(2)])
 
     @property
     def residual(self) -> Vector:
-        """What the commits that were applied have left out."""
+        """Sum of what the applied commits left out."""
         return self._now
 
     def begin(self, residual: Vector | None) -> None:
-        """Go on with what the center has for this worker, of an earlier one in its place; None: nothing."""
+        """Continue with the residual that the center has for this rank; None: zero."""
         if residual is None:
             self._now.zero_()
         elif residual.data_ptr() == self._next.data_ptr():
@@ -56,7 +56,7 @@ class Feedback:
             self._now.copy_(residual)
 
     def encode(self, value: Vector, out: Vector, start: int = 0) -> Coded:
-        """What to send of a value, a fragment from ``start`` on; it is decoded into ``out``, where the value may have been."""
+        """Encode a value (a fragment from ``start`` on) and decode it into ``out``, which may be the memory of the value."""
         here = slice(start, start + value.numel())
         if value.numel() != self._now.numel():
             self._next.copy_(self._now)
@@ -67,5 +67,5 @@ class Feedback:
         return Coded(out, tensors, size(tensors), self._next)
 
     def settle(self) -> None:
-        """The commit was applied."""
+        """Swap the rows, because the commit was applied."""
         self._now, self._next = self._next, self._now

@@ -15,6 +15,7 @@ from paragrad.types import Vector
 @dataclass(frozen=True)
 class _Half(Codec):
     dtype: ClassVar[torch.dtype]
+    unit = 1
 
     def layout(self, length: int) -> dict[str, Piece]:
         return {"values": Piece(self.dtype, length)}
@@ -29,10 +30,6 @@ class _Half(Codec):
     def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
         out.copy_(coded["values"])
 
-    @property
-    def unit(self) -> int:
-        return 1
-
     def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
         return {"values": coded["values"][lo:hi]}
 
@@ -41,10 +38,10 @@ class _Half(Codec):
 class FP16(_Half):
     """v as a float of 16 bits, 11 of them digits.
 
-    Half of the bytes. What is beyond ±65504, or below 6e-8, is cut off there and comes with the next commits.
+    Half of the bytes. Values beyond ±65504 or below 6e-8 are cut off, and the rest is sent with the next commits.
 
-    Choose it first: what it loses is hardly ever seen.
-    Not where bytes are what a run waits for: int8 has half as many, topk a twenty-fifth.
+    Choose it first: its error is hardly ever noticeable.
+    Not if communication limits the run: int8 needs half as many bytes, topk one twenty-fifth.
     """
 
     dtype = torch.float16
@@ -54,10 +51,10 @@ class FP16(_Half):
 class BF16(_Half):
     """v as a float of 16 bits, 8 of them digits: the range of float32.
 
-    Half of the bytes, as FP16: three binary digits less, but no value is too large or too small for it.
+    Half of the bytes, as FP16. It has three binary digits less, but no value is too large or too small.
 
-    Choose it instead of fp16 where gradients are very large or very small.
-    Not where digits matter more than range: that is fp16.
+    Choose it instead of fp16 if gradients are very large or very small.
+    Not if precision matters more than range: take fp16.
     """
 
     dtype = torch.bfloat16

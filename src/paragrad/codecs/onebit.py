@@ -1,4 +1,4 @@
-"""OneBit: the sign of each element, and two means for each block of them."""
+"""OneBit: the sign of each element, and two means per block."""
 
 from __future__ import annotations
 
@@ -9,29 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paragrad.codecs.codec import Codec, Piece, blocks, check_block
+from paragrad.codecs.codec import BlockCodec, Piece
 from paragrad.types import Vector
 
 
 @dataclass(frozen=True)
-class OneBit(Codec):
-    """Sent is a bit for each element, v > 0 or not, and for each block the mean of those above 0 and of the others.
+class OneBit(BlockCodec):
+    """Sent is one bit per element, v > 0 or not, and per block the mean of the elements above 0 and of the others.
 
     Seide, Fu, Droppo, Li, Yu, *1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
-    Speech DNNs* (Interspeech 2014), who have a column of a weight matrix for a block. A thirtieth of the bytes.
+    Speech DNNs* (Interspeech 2014), where a block is a column of a weight matrix. One thirtieth of the bytes.
 
-    Choose it where bytes are scarce and nearly all elements move by about as much.
-    Not where few elements carry the movement: all of a block are sent with the same magnitude. Take topk.
+    Choose it if bandwidth is scarce and nearly all elements move by a similar amount.
+    Not if few elements carry the movement: all elements of a block are sent with the same magnitude. Take topk.
     """
 
-    block: int = 2048
-    """Elements that share two means."""
-
-    def __post_init__(self) -> None:
-        check_block(self.block)
-
     def layout(self, length: int) -> dict[str, Piece]:
-        count = -(-length // self.block)
+        count = self.count(length)
         return {
             "signs": Piece(torch.uint8, -(-length // 8)),
             "above": Piece(torch.float32, count),
@@ -39,9 +33,9 @@ class OneBit(Codec):
         }
 
     def pack(self, vector: Vector) -> dict[str, torch.Tensor]:
-        means = torch.empty(2, -(-vector.numel() // self.block), dtype=torch.float32, device=vector.device)
+        means = torch.empty(2, self.count(vector.numel()), dtype=torch.float32, device=vector.device)
         positive = torch.empty(vector.numel(), dtype=torch.bool, device=vector.device)
-        for here, which in blocks(vector, self.block):
+        for here, which in self.blocks(vector):
             rows = vector[here].view(which.stop - which.start, -1)
             mine = torch.gt(rows, 0, out=positive[here].view(rows.shape))
             above = mine.to(rows.dtype).sum(1)
@@ -52,10 +46,10 @@ class OneBit(Codec):
     def unpack(self, coded: Mapping[str, torch.Tensor], out: Vector) -> None:
         bits = torch.from_numpy(np.unpackbits(coded["signs"].cpu().numpy(), count=out.numel())).to(out.device)
         above, below = (coded[name].to(out.dtype) for name in ("above", "below"))
-        for here, which in blocks(out, self.block):
+        for here, which in self.blocks(out):
             rows = out[here].view(which.stop - which.start, -1)
             mine = bits[here].view(rows.shape).to(out.dtype)
-            # One of the two is multiplied by 1 and the other by 0, which takes a quarter of the time of choosing.
+            # Multiplying one mean by 1 and the other by 0 takes a quarter of the time of torch.where.
             torch.mul(mine, above[which].unsqueeze(1), out=rows)
             rows.addcmul_(1 - mine, below[which].unsqueeze(1))
 
@@ -64,12 +58,12 @@ class OneBit(Codec):
         return math.lcm(self.block, 8)
 
     def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
-        means = {name: coded[name][lo // self.block : -(-hi // self.block)] for name in ("above", "below")}
+        means = {name: coded[name][self.blocks_of(lo, hi)] for name in ("above", "below")}
         return {"signs": coded["signs"][lo // 8 : -(-hi // 8)], **means}
 
 
 def _mean(rows: Vector, count: Vector) -> Vector:
-    """Of each row the mean of what is not 0, in float32."""
+    """Return the mean of the nonzero elements of each row, in float32."""
     total = rows.sum(1)
     if not bool(torch.isfinite(total).all()):
         total = rows.sum(1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Threshold: the elements that have become large enough, and nothing of the others."""
+"""Threshold: only the elements that are large enough."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from paragrad.types import Vector
 
 @dataclass(frozen=True)
 class Threshold(Codec):
-    """Sent are the positions of the elements with |v| >= τ, and of each its sign, or (``values``) itself;  v is ±τ there.
+    """Sent are the positions of the elements with |v| >= τ, and their values, or (``values=False``) their signs for ±τ.
 
-    Strom, *Scalable Distributed DNN Training Using Commodity GPU Cloud Computing* (Interspeech 2015). What is below τ waits
-    until it has added up to it. How many bytes that is depends on the run: four for each element that is sent, eight with
-    ``values``.
+    Strom, *Scalable Distributed DNN Training Using Commodity GPU Cloud Computing* (Interspeech 2015). Smaller elements add up
+    until they reach τ. The number of bytes depends on the run: four per element that is sent, eight with ``values``.
 
-    Choose it where most elements hardly move, and how many do changes during a run.
-    Not without trying τ: too small and it sends everything, too large and nothing. Take topk, whose share is what it says.
+    Choose it if most elements hardly move, and the number of those that do changes during a run.
+    Not without trying values of τ: if it is too small, everything is sent; if too large, nothing. Take topk for a fixed share.
     """
 
     threshold: float = 0.01
-    """τ: from where on an element is sent."""
+    """τ: smallest |v| of an element that is sent."""
     values: bool = True
-    """Send the elements themselves; False: ±τ of each, as Strom does, in half of the bytes."""
+    """Send the values of the elements; False: only ±τ, as in the paper, with half of the bytes."""
+
+    unit = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < math.inf:
-            raise UsageError(f"threshold={self.threshold}, but it is a number above 0.")
+            raise UsageError(f"threshold={self.threshold}, but it must be a number above 0.")
 
     def layout(self, length: int) -> dict[str, Piece]:
         where = Piece(positions.type_for(length), length, exact=False)
@@ -42,7 +43,7 @@ class Threshold(Codec):
         return {"positions": where, "step": Piece(torch.float32, 1)}
 
     def pack(self, vector: Vector) -> dict[str, torch.Tensor]:
-        # Written so that what is NaN is sent.
+        # Negated at the end, so that NaN is sent.
         chosen = torch.empty(vector.numel(), dtype=torch.bool, device=vector.device)
         for here in pieces(vector):
             torch.lt(vector[here].abs(), self.threshold, out=chosen[here])
@@ -50,7 +51,7 @@ class Threshold(Codec):
         kind = positions.type_for(vector.numel())
         if self.values:
             return {"positions": where.to(kind), "values": positions.as_floats(vector[where])}
-        # ~i is below 0 for every position i: that is the sign.
+        # ~i is negative for every position i, and so encodes the sign.
         signed = torch.where(vector[where] < 0, ~where, where)
         step = math.nan if bool(vector[:1].isnan().any()) else self.threshold
         return {"positions": signed.to(kind), "step": torch.tensor([step], dtype=torch.float32)}
@@ -63,10 +64,6 @@ class Threshold(Codec):
         step = coded["step"].to(out.dtype)
         below = where < 0
         positions.place(self, _unsigned(where), torch.where(below, -step, step), out)
-
-    @property
-    def unit(self) -> int:
-        return 1
 
     def cut(self, coded: Mapping[str, torch.Tensor], lo: int, hi: int) -> dict[str, torch.Tensor]:
         which, where = positions.cut(_unsigned(coded["positions"]), lo, hi)

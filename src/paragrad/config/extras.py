@@ -1,4 +1,4 @@
-"""Libraries that only some features need: which ones, and the command that installs them."""
+"""Optional libraries, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "root": ("uproot>=5.6", "awkward>=2.6"),
     "network": ("pyarrow>=17", "cryptography>=42"),
 }
-"""Requirements of each extra, as in pyproject.toml."""
+"""Requirements of each extra, the same as in pyproject.toml."""
 EXTRAS["files"] = EXTRAS["parquet"] + EXTRAS["hdf5"] + EXTRAS["root"]
 USES = {
     "plot": "pictures: paragrad plot, analyse --figures",
@@ -21,9 +21,9 @@ USES = {
     "network": "workers on other machines: paragrad serve, join",
     "files": "all kinds of files",
 }
-"""What each extra is for."""
+"""Features that need each extra."""
 
 
 def command(extra: str) -> str:
-    """The command that installs an extra. It names the libraries: that works from wherever paragrad itself was installed."""
+    """Return the command that installs an extra; it names the libraries, so that it works for any installation of paragrad."""
     return "pip install " + " ".join(f"'{requirement}'" for requirement in EXTRAS[extra])

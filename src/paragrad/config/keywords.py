@@ -1,4 +1,4 @@
-"""Keywords that people guess: rejected with the one that is meant."""
+"""Rejects unknown keyword arguments, and names the one that was probably meant."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ TRAIN = {
     **dict.fromkeys(("sample_weight", "weights", "weight"), "pg.train(model, pg.Weighted((x, y), weights))"),
     "shuffle": "Every epoch takes the rows in a new order, drawn from seed=: leave it out.",
 }
-"""What is meant by keywords that ``pg.train`` does not have."""
+"""Meaning of keywords that ``pg.train`` does not have."""
 FIT = {
     **_RUN,
     **_WORKERS,
@@ -76,14 +76,14 @@ FIT = {
     "validation_steps": "Validation takes all rows of validation_data: leave it out, or give fewer rows.",
     **dict.fromkeys(("use_multiprocessing", "max_queue_size"), "Workers share the arrays in memory: leave it out."),
 }
-"""What is meant by keywords that ``pg.fit`` does not have."""
+"""Meaning of keywords that ``pg.fit`` does not have."""
 
 
 def guarded(guesses: Mapping[str, str], positional: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function reject unknown keywords with "Did you mean ...".
+    """Return a decorator that rejects unknown keywords with "Did you mean ...".
 
-    ``guesses`` maps a keyword that people guess to what they mean, with ``{}`` for the value that was given; a text that ends
-    with a full stop is an explanation of its own. ``positional`` is said where too many arguments come without a keyword.
+    ``guesses`` maps a wrong keyword to its meaning, with ``{}`` for the given value; a text that ends with a full stop is a
+    complete explanation. ``positional`` is the remedy for too many positional arguments.
     """
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
@@ -94,9 +94,8 @@ def guarded(guesses: Mapping[str, str], positional: str) -> Callable[[Callable[P
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for name, value in kwargs.items():
                 if name not in parameters:
-                    raise UsageError(
-                        f"Unknown argument {name}= of pg.{function.__name__}. {_meant(name, value, guesses, tuple(parameters))}"
-                    )
+                    meant = _suggest(name, value, guesses, tuple(parameters))
+                    raise UsageError(f"Unknown argument {name}= of pg.{function.__name__}. {meant}")
             if len(args) > most:
                 raise UsageError(f"pg.{function.__name__} was given {len(args)} arguments without a keyword. {positional}")
             return function(*args, **kwargs)
@@ -106,16 +105,11 @@ def guarded(guesses: Mapping[str, str], positional: str) -> Callable[[Callable[P
     return wrap
 
 
-def _meant(name: str, value: object, guesses: Mapping[str, str], known: tuple[str, ...]) -> str:
-    """A sentence on what an unknown keyword is meant to be."""
+def _suggest(name: str, value: object, guesses: Mapping[str, str], known: tuple[str, ...]) -> str:
     near = name if name in guesses else next(iter(get_close_matches(name.lower(), [*known, *guesses], n=1)), "")
     if near in guesses:
-        said = guesses[near].replace("{}", _spelled(value))
-        return said if said.endswith(".") else f"Did you mean {said}?"
+        text = str(value)
+        shown = text if isinstance(value, int | float | str) and len(text) <= 40 else "..."
+        meaning = guesses[near].replace("{}", shown)
+        return meaning if meaning.endswith(".") else f"Did you mean {meaning}?"
     return (f"Did you mean {near}=? " if near else "") + f"Available: {', '.join(known)}."
-
-
-def _spelled(value: object) -> str:
-    """A value to be repeated in a message; dots where it is too long for that."""
-    text = str(value)
-    return text if isinstance(value, int | float | str) and len(text) <= 40 else "..."

@@ -1,4 +1,4 @@
-"""Public names that are loaded when first used. A stub file (.pyi) lists them, once, for type checkers and for us."""
+"""Public names that are loaded on first use. A stub file (.pyi) lists them, for type checkers and for the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def homes(package: str, stub: Path) -> dict[str, str]:
-    """Return the names that a stub of a package exports, and the modules that define them, in the order of the stub."""
+    """Return the names that a stub of a package exports with the modules that define them, in the order of the stub."""
     found: dict[str, str] = {}
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.level == 1:
@@ -24,7 +24,7 @@ def homes(package: str, stub: Path) -> dict[str, str]:
 
 
 class Table:
-    """The classes of a package by name, as its table.pyi lists them."""
+    """The classes that the table.pyi of a package lists."""
 
     def __init__(self, package: str, file: str) -> None:
         self.homes = homes(package, Path(file).with_name("table.pyi"))

@@ -8,6 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -17,12 +18,12 @@ from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type
 from paragrad.errors import UsageError, unknown
 
 PLAIN = re.compile(r"[\w.:/+@%-]+")
-"""Text that stands for itself; other text is quoted as in Python."""
+"""Text that needs no quotes; other text is quoted as in Python."""
 JOINED = re.compile(r"[\w.:/@%*?-]+")
-"""A name that may stand among several, joined by ``+``; others are written as a tuple of Python."""
+"""A name that can be joined to others by ``+``; other names are written as a Python tuple."""
 WORD = re.compile(r"[A-Za-z_][\w-]*")
 APART = "apart"
-"""Mark, in a field's metadata, of what is no part of the text: it is an option of its own, with a form of its own."""
+"""Mark in the metadata of a field that is not part of the text, because it has a separate option."""
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 CONFIG: Mapping[str, type | UnionType] = {
@@ -67,11 +68,11 @@ CONFIG: Mapping[str, type | UnionType] = {
     "patience": int,
     "out": str,
 }
-"""What may stand in a run.toml, and its type: the options of ``paragrad train``. A table ``[about]`` is not read."""
+"""Keys of a run.toml with their types: the options of ``paragrad train``. A table ``[about]`` is ignored."""
 
 
 class Table(Protocol):
-    """Classes by name: the packages ``schemes`` and ``engines`` are such tables."""
+    """Classes by name, as in the packages ``schemes`` and ``engines``."""
 
     def names(self) -> tuple[str, ...]: ...
 
@@ -80,7 +81,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class FieldHelp:
-    """One field of a dataclass, for people."""
+    """Help text for one field of a dataclass."""
 
     name: str
     type: str
@@ -89,7 +90,7 @@ class FieldHelp:
 
 
 def parse(text: str, kind: str, table: Table) -> Any:
-    """``agn:window=15`` as the dataclass that a table knows by that name, each value typed by its field."""
+    """Return the object that a text such as ``agn:window=15`` describes, each value converted to the type of its field."""
     name, pieces = split_fields(text)
     known = {entry.lower(): entry for entry in table.names()}
     if name.lower() not in known:
@@ -103,28 +104,31 @@ def parse(text: str, kind: str, table: Table) -> Any:
         if key not in names:
             raise unknown(f"field of {kind} {name!r}:", key, names)
         if key in apart:
-            raise UsageError(f"{key}={value} in {text!r}, but {key} has an option of its own: --{key} {value}.")
+            raise UsageError(f"{key}={value} in {text!r}, but {key} has a separate option: --{key} {value}.")
         try:
             given[key] = _typed(value, hints[key])
         except ValueError:
-            raise UsageError(f"{key}={value} in {text!r}, but {key} is {expected(hints[key])}.") from None
+            raise UsageError(f"{key}={value} in {text!r}, but {key} must be {expected(hints[key])}.") from None
     return cls(**given)
 
 
 def made(given: Any, kind: str, table: Table, protocol: Any, example: str) -> Any:
-    """An object from itself or from its text; raise for what is neither."""
+    """Return an object, given itself or its text; raise for any other value."""
     if isinstance(given, str):
         return parse(given, kind, table)
     if isinstance(given, type):
-        raise UsageError(f"{kind}={given.__name__} is a class: make one, {given.__name__}().")
+        raise UsageError(f"{kind}={given.__name__} is a class: give an instance, {given.__name__}().")
     if not isinstance(given, protocol):
         names = ", ".join(name.lower() for name in table.names())
-        raise UsageError(f"{kind}={given!r} is no {kind}. Give an object such as {example}, or a name: {names}.")
+        raise UsageError(f"{kind}={given!r} is not valid. Give an object such as {example}, or a name: {names}.")
     return given
 
 
 def parse_fields(text: str) -> tuple[str, dict[str, Any]]:
-    """``adam:lr=0.001,betas=(0.9,0.99)`` as a name and its fields, each value a Python literal or a bare word."""
+    """Return the name and the fields of a text such as ``adam:lr=0.001,betas=(0.9,0.99)``.
+
+    A value is a Python literal or a bare word.
+    """
     name, pieces = split_fields(text)
     given = {}
     for key, value in pieces.items():
@@ -132,13 +136,13 @@ def parse_fields(text: str) -> tuple[str, dict[str, Any]]:
             given[key] = _literal(value)
         except ValueError:
             raise UsageError(
-                f"{key}={value} in {text!r}, but a value is a number, true, false, none, a word or a tuple such as (0.9,0.99)."
+                f"{key}={value} in {text!r}, but a value must be a number, true, false, none, a word or a tuple: (0.9,0.99)."
             ) from None
     return name, given
 
 
 def split_fields(text: str) -> tuple[str, dict[str, str]]:
-    """``name:a=1,b=(2,3)`` as the name and the text of each field; commas in brackets and quotes do not split."""
+    """Return the name and the text of each field of ``name:a=1,b=(2,3)``; commas in brackets and quotes do not split."""
     name, colon, rest = text.strip().partition(":")
     pieces: dict[str, str] = {}
     for piece in _cut(rest) if colon else ():
@@ -153,7 +157,7 @@ def split_fields(text: str) -> tuple[str, dict[str, str]]:
 
 
 def describe(thing: Any) -> str:
-    """The shortest text that ``parse`` turns into an equal object: the fields at their defaults are left out."""
+    """Return the shortest text that ``parse`` turns into an equal object; fields with default values are left out."""
     name = getattr(thing, "name", type(thing).__name__.lower())
     mine = [field for field in fields(thing) if field.init and APART not in field.metadata]
     changed = [(f.name, getattr(thing, f.name)) for f in mine if getattr(thing, f.name) != _default(f)]
@@ -161,7 +165,7 @@ def describe(thing: Any) -> str:
 
 
 def fields_of(cls: type[Any]) -> list[FieldHelp]:
-    """The fields of a dataclass with type, default and the docstring below them."""
+    """Return the fields of a dataclass with type, default and the docstring below each."""
     hints = get_type_hints(cls)
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
@@ -174,7 +178,7 @@ def fields_of(cls: type[Any]) -> list[FieldHelp]:
 
 
 def expected(hint: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(expected(option) for option in get_args(hint))
     if get_origin(hint) is Literal:
@@ -199,7 +203,7 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def as_toml(config: Mapping[str, Any]) -> str:
-    """A TOML text: plain values first, then tables; a table in a table is written in its line, None as "none"."""
+    """Return a TOML text: plain values first, then tables; nested tables are inline, None is "none"."""
     plain = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     lines = [f"{_key(key)} = {_toml(value)}" for key, value in plain.items()]
     for name, table in config.items():
@@ -209,8 +213,8 @@ def as_toml(config: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The options in a run.toml, checked by name and type; "none" is None."""
-    loaded = read_toml(path, "Give the run.toml of a run, or one of your own.")
+    """Read the options in a run.toml, checked by name and type; "none" becomes None."""
+    loaded = read_toml(path, "Give the run.toml of a run, or your own.")
     loaded.pop("about", None)
     config: dict[str, Any] = {}
     for key, value in loaded.items():
@@ -221,7 +225,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
-    """What a TOML file holds; ``remedy`` says what to do where there is none."""
+    """Read a TOML file; ``remedy`` is part of the error if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -238,7 +242,7 @@ def _checked(value: Any, kind: type | UnionType, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"{where}, but it is {expected(kind)}.")
+        raise UsageError(f"{where}, but it must be {expected(kind)}.")
     return value
 
 
@@ -262,16 +266,14 @@ def _cut(text: str) -> list[str]:
 
 
 def _typed(text: str, hint: Any) -> Any:
-    """The value of a text under a type; ValueError where it has none."""
+    """Return the value of a text under a type; raise ValueError if it has none."""
     if get_origin(hint) in (Union, UnionType):
         options: Sequence[Any] = get_args(hint)
         if NoneType in options and text.lower() == "none":
             return None
         for option in options:
-            try:
+            with suppress(ValueError):
                 return _typed(text, option)
-            except ValueError:
-                continue
         raise ValueError(text)
     if get_origin(hint) is Literal:
         for choice in get_args(hint):
@@ -324,12 +326,10 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
     except (OSError, TypeError, SyntaxError):
         return {}
     docs: dict[str, str] = {}
-    statements = body.body if isinstance(body, ast.ClassDef) else []
-    for statement, after in pairwise(statements):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(after, ast.Expr):
-            text = after.value.value if isinstance(after.value, ast.Constant) else None
-            if isinstance(text, str):
-                docs[statement.target.id] = " ".join(text.split())
+    for statements in pairwise(body.body if isinstance(body, ast.ClassDef) else []):
+        match statements:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                docs[name] = " ".join(text.split())
     return docs
 
 

@@ -1,1 +1,1 @@
-"""From what a user gives, or a run.toml names, to a job that any engine can run."""
+"""Builds a job, which any engine can run, from the arguments of a user or from a run.toml."""

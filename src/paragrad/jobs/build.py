@@ -1,4 +1,4 @@
-"""From a model and rows to a job: the one way for ``pg.train``, ``pg.join`` and ``pg.replay``."""
+"""Builds a job from a model and rows, for ``pg.train``, ``pg.join`` and ``pg.replay``."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
 
 BATCH_SIZE = 32
-"""Rows of a mini-batch where neither the user nor the data says how many."""
+"""Default number of rows per mini-batch."""
 EVALUATION_BATCH = 512
 
 
 def read_rows(
     model: Any, data: Any, *, validation: Any = None, holdout: float | None = None, seed: int, loss: Loss | str | None
 ) -> Split:
-    """Read the rows to train and to validate on, as this model and loss want them."""
+    """Read the rows to train and to validate on, in the form that this model and loss need."""
     if isinstance(data, Split):
         return data
     width = model.size if isinstance(model, toys.Toy) else None
-    # A learner of the user's own knows best what its targets are.
+    # A user-defined learner interprets its targets itself.
     as_classes = losses.as_classes(loss) if isinstance(model, nn.Module) else False
     return load.split(data, validation, holdout, seed, width=width, keras=is_keras(model), as_classes=as_classes)
 
@@ -55,12 +55,12 @@ def build_job(
     distances: bool = False,
     notes: list[str] | None = None,
 ) -> Job:
-    """Return the job: a plan of the rows, and a function that makes a learner; ``notes`` are added to."""
+    """Return the job: a plan of the rows and a function that makes a learner; add to ``notes``."""
     notes = [] if notes is None else notes
-    own = parts.batch_size
-    if own is not None and batch_size is not None and batch_size != own:
-        notes.append(f"Mini-batches have {batch_size} rows, as batch_size says, and not the {own} of the DataLoader.")
-    size = batch_size if batch_size is not None else own or BATCH_SIZE
+    loader = parts.batch_size
+    if loader is not None and batch_size is not None and batch_size != loader:
+        notes.append(f"Mini-batches have {batch_size} rows (batch_size), not the {loader} of the DataLoader.")
+    size = batch_size if batch_size is not None else loader or BATCH_SIZE
     plan = plan_of(parts.train, batch_size=size, epochs=epochs, seed=seed)
     if workers > plan.batches:
         raise UsageError(

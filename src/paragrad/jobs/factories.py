@@ -1,9 +1,11 @@
-"""What builds a worker's learner from what a user gave: a torch module, a compiled Keras model, or a function making one."""
+"""Functions that make a worker's learner from a torch module, a compiled Keras model, or a user-defined function."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ def learner_factory(
     scheme: Scheme,
     notes: list[str],
 ) -> Callable[[str], Learner]:
-    """What builds a worker's learner on a device, from what a user gave as model, loss and optimiser."""
+    """Return a function that makes a learner on a device, from the model, loss and optimiser of the user."""
     if is_keras(model):
         found = resolved(metrics, lambda: _outputs(keras_head(model), None, -1, parts))
         return _keras_factory(model, {"loss": loss, "optimizer": optimizer}, found, parts, notes)
@@ -52,7 +54,7 @@ def learner_factory(
         if not callable(model):
             raise UsageError(
                 f"model={model!r} is neither a torch module nor a function that makes a Learner. (Names such as 'mlp' are for "
-                "the command line; here: paragrad.models.builtin.build('mlp', inputs=(64,), outputs=10).)"
+                "the command line; in Python: paragrad.models.builtin.build('mlp', inputs=(64,), outputs=10).)"
             )
         return _carrying(_OwnLearner(model), parts, scheme, notes)
     if isinstance(loss, str):
@@ -67,12 +69,12 @@ def learner_factory(
             "use reduction='mean' (and scale the learning rate)."
         )
     assert optimizer is not None
-    found = resolved(metrics, lambda: _outputs_by(loss, parts))
-    return _carrying(_ModuleLearner(model, loss, prepared(optimizer), found), parts, scheme, notes)
+    found = resolved(metrics, lambda: _outputs_of_module(loss, parts))
+    make = partial(_torch_learner, model, loss, prepared(optimizer), found)
+    return _carrying(make, parts, scheme, notes)
 
 
-def _outputs_by(loss: Any, parts: load.Split) -> Outputs:
-    """What a module puts out, by its loss."""
+def _outputs_of_module(loss: Any, parts: load.Split) -> Outputs:
     if isinstance(loss, losses.OwnLoss):
         return _outputs("raw" if loss.shift is None else "softmax", loss, -1, parts)
     batch = parts.train.batch(np.zeros(1, dtype=np.int64))
@@ -90,8 +92,8 @@ def _outputs(head: Head, loss: Any, axis: int | None, parts: load.Split) -> Outp
 
 
 def _carrying(make: Callable[[str], Learner], parts: load.Split, scheme: Scheme, notes: list[str]) -> Callable[[str], Learner]:
-    """The same, with learners that carry the parameters which require no gradient and which training changes all the same."""
-    trial = make("cpu")
+    """Let learners carry the parameters that require no gradient but change in training."""
+    trial = make(CPU)
     if not isinstance(trial, TorchLearner) or not frozen(trial.module):
         return make
     batch = parts.train.batch(np.arange(min(2, len(parts.train)), dtype=np.int64))
@@ -100,8 +102,8 @@ def _carrying(make: Callable[[str], Learner], parts: load.Split, scheme: Scheme,
         return make
     count = sum(parameter.numel() for name, parameter in frozen(trial.module).items() if name in names)
     notes.append(
-        f"{count:,} values of parameters that require no gradient are changed by training ({', '.join(names[:3])}"
-        f"{', ...' * (len(names) > 3)}): they are carried between workers as batch-norm statistics are."
+        f"{count:,} values of parameters that require no gradient change in training ({', '.join(names[:3])}"
+        f"{', ...' * (len(names) > 3)}): workers exchange them like batch-norm statistics."
     )
     return _Carrying(make, names)
 
@@ -113,53 +115,53 @@ def _keras_factory(
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{name}={value!r} is given beside a Keras model, which was compiled with its own: leave {name} out, or call "
+                f"{name}={value!r} is given, but the Keras model was compiled with its own: leave {name} out, or call "
                 f"model.compile({name}=...)."
             )
     trial = pack(model).open()
-    with kerasmodel.library().device("cpu"):  # where copies are; Keras would else take a GPU that it finds
+    with kerasmodel.library().device(CPU):  # copies are on the CPU; Keras would use a GPU if there is one
         KerasLearner.build_on(trial, parts.train.batch(np.arange(min(2, len(parts.train)), dtype=np.int64)))
     why = kerasmodel.why_not_saved(trial)
     if why is not None:
         notes.append(
-            f"Keras cannot write this model as .keras ({why}): the run directory gets its weights as model.safetensors only."
+            f"Keras cannot write this model as .keras ({why}): the run directory has its weights only as model.safetensors."
         )
-    return _KerasModel(pack(trial), metrics)
+    return partial(_keras_learner, pack(trial), metrics)
 
 
 def check_device(make: Callable[[str], Learner], device: str) -> None:
-    """Raise where a function of the user's makes no learner on this device: a run would compute elsewhere without a word."""
+    """Raise if a user-defined function cannot make a learner on this device; the run would silently use another one."""
     own = make.make if isinstance(make, _Carrying) else make
     if isinstance(own, _OwnLearner) and device != CPU:
         own(device)
 
 
 def made_on(device: str, make: Callable[..., Any]) -> Any:
-    """What a function of the user's makes; it is given the device if it has a parameter for it."""
+    """Call a user-defined function, with the device if it has a parameter for it."""
     if _takes_device(make):
         return make(device=device)
     if device == CPU:
         return make()
     raise UsageError(
         f"device={device!r}, but the function given as model has no parameter device: its learner would compute elsewhere. "
-        "Write it as make(device), which returns pg.TorchLearner(..., device=device), or use device='cpu'."
+        "Write it as make(device) that returns pg.TorchLearner(..., device=device), or use device='cpu'."
     )
 
 
 def _takes_device(make: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # not every callable in C has a signature
+    except (TypeError, ValueError):  # some callables in C have no signature
         return False
     return any(each.kind is each.VAR_KEYWORD or (each.name == "device" and each.kind in BY_NAME) for each in parameters)
 
 
+@dataclass(frozen=True)
 class _OwnLearner:
-    def __init__(self, make: Callable[..., Learner]) -> None:
-        self._make = make
+    make: Callable[..., Learner]
 
     def __call__(self, device: str) -> Learner:
-        learner = made_on(device, self._make)
+        learner = made_on(device, self.make)
         if not isinstance(learner, Learner):
             raise UsageError(
                 f"The function given as model returned {type(learner).__name__}, which is not a Learner (see pg.Learner)."
@@ -167,36 +169,28 @@ class _OwnLearner:
         if isinstance(learner, TorchLearner) and learner.device.type != torch.device(device).type:
             raise UsageError(
                 f"The function given as model was asked for a learner on {device!r}, but returned one on "
-                f"{str(learner.device)!r}. Pass its parameter device on: pg.TorchLearner(..., device=device)."
+                f"{str(learner.device)!r}. Pass the parameter on: pg.TorchLearner(..., device=device)."
             )
         return learner
 
 
+@dataclass(frozen=True)
 class _Carrying:
-    def __init__(self, make: Callable[[str], Learner], names: tuple[str, ...]) -> None:
-        self.make = make
-        self._names = names
+    make: Callable[[str], Learner]
+    names: tuple[str, ...]
 
     def __call__(self, device: str) -> Learner:
         learner = self.make(device)
         assert isinstance(learner, TorchLearner)
-        learner.carry(self._names)
+        learner.carry(self.names)
         return learner
 
 
-class _ModuleLearner:
-    def __init__(self, module: nn.Module, loss: Loss, optimizer: OptimizerLike, metrics: dict[str, Metric]) -> None:
-        self._parts = (module, loss, optimizer)
-        self._metrics = metrics
-
-    def __call__(self, device: str) -> Learner:
-        return TorchLearner(*self._parts, metrics=self._metrics, device=device)
+def _torch_learner(
+    module: nn.Module, loss: Loss, optimizer: OptimizerLike, metrics: dict[str, Metric], device: str
+) -> TorchLearner:
+    return TorchLearner(module, loss, optimizer, metrics=metrics, device=device)
 
 
-class _KerasModel:
-    def __init__(self, packed: Packed, metrics: dict[str, Metric]) -> None:
-        self._packed = packed
-        self._metrics = metrics
-
-    def __call__(self, device: str) -> Learner:
-        return KerasLearner(self._packed, metrics=self._metrics, device=device)
+def _keras_learner(packed: Packed, metrics: dict[str, Metric], device: str) -> KerasLearner:
+    return KerasLearner(packed, metrics=metrics, device=device)

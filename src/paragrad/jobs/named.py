@@ -1,4 +1,4 @@
-"""Schemes, engines and codecs as users give them: an object, or its name and fields as text."""
+"""Schemes, engines and codecs from an object, or from a text with name and fields."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from paragrad.schemes.scheme import Scheme
 
 
 def scheme(given: Scheme | str) -> Scheme:
-    """A scheme, as ``agn:window=5``."""
+    """Return a scheme, given itself or a text such as ``agn:window=5``."""
     made: Scheme = options.made(given, "scheme", schemes, Scheme, "pg.AGN(window=15)")
     return made
 
 
 def engine(given: Engine | str) -> Engine:
-    """An engine, as ``local:workers=4``."""
+    """Return an engine, given itself or a text such as ``local:workers=4``."""
     made: Engine = options.made(given, "engine", engines, Engine, "pg.Local(workers=4)")
     return made
 
 
 def codec(given: Codec | str | None) -> Codec | None:
-    """A codec, as ``topk:share=0.01``; None: none."""
+    """Return a codec, given itself or a text such as ``topk:share=0.01``; None for None."""
     return None if given is None else options.made(given, "codec", codecs, Codec, "pg.TopK(0.01)")

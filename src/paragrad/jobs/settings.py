@@ -1,4 +1,4 @@
-"""The settings of a run, as run.toml has them: enough to repeat it, where everything has a name."""
+"""The settings of a run for run.toml: enough to repeat it, if everything has a name."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def settings_of(
     plan: Plan,
     holdout: float | None,
 ) -> dict[str, Any]:
+    """Return the content of run.toml."""
     spelled, cluster = {**given, **run.spelled}, getattr(engine, "cluster", None)
     table = None if parts.opened is None else parts.opened.table.config()
     config: dict[str, Any] = {
@@ -44,7 +45,7 @@ def settings_of(
         "model": spelled.get("model", model.spelled() if isinstance(model, toys.Toy) else f"python:{type(model).__name__}"),
         "loss": spelled.get("loss", spelling(loss)),
         "metric": None if isinstance(metrics, Mapping) else [one for one in metrics or () if isinstance(one, str)] or None,
-        **optimizer_settings(optimizer, model),
+        **({} if optimizer is None and is_keras(model) else Optimizer.of(optimizer).spelled()),
         "scheme": options.describe(scheme),
         "engine": options.describe(engine),
         "codec": None if codec is None else options.describe(codec),
@@ -63,31 +64,27 @@ def settings_of(
         "target_loss": run.stop.loss,
         "patience": run.stop.patience,
     }
-    meant = ("checkpoint_every", "validate_every")  # None is a choice here, and not the default
+    meant = ("checkpoint_every", "validate_every")  # None is a choice here, not the default
     return {key: value for key, value in config.items() if value is not None or key in meant}
 
 
 def paths_of(data: Any) -> str | list[str] | None:
-    """What a run.toml says of rows that are given as files; None where they were made in Python."""
+    """Return the paths of rows that are given as files; None if they were made in Python."""
     if isinstance(data, str | Path):
         return str(data)
     return [str(path) for path in data] if isinstance(data, list | tuple) and are_paths(data) else None
 
 
-def optimizer_settings(optimizer: OptimizerLike | None, model: Any) -> dict[str, Any]:
-    """What a run.toml says of the optimiser; a Keras model has its own."""
-    return {} if optimizer is None and is_keras(model) else Optimizer.of(optimizer).spelled()
-
-
 def describe_optimizer(optimizer: OptimizerLike | None, model: Any) -> str:
+    """Return the optimiser and its settings in a line."""
     if optimizer is None and is_keras(model):
         return type(model.optimizer).__name__
-    said = {key: value for key, value in Optimizer.of(optimizer).spelled().items() if value is not None}
-    return ", ".join(str(value) if key == "optimizer" else f"{key}={value}" for key, value in said.items())
+    given = {key: value for key, value in Optimizer.of(optimizer).spelled().items() if value is not None}
+    return ", ".join(str(value) if key == "optimizer" else f"{key}={value}" for key, value in given.items())
 
 
 def outlook(plan: Plan, workers: int, optimizer: OptimizerLike | None, model: Any) -> SchemePlan:
-    """The run as its scheme sees it before it begins."""
+    """Return the facts about a run by which its scheme may warn."""
     if optimizer is None and is_keras(model):
         name: str | None = type(model.optimizer).__name__.lower()
     else:

@@ -1,1 +1,1 @@
-"""The laws that every scheme and every engine must obey, and the problems they are tried on."""
+"""Laws that every scheme and every engine must obey, and the problems on which they are tested."""

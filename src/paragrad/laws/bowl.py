@@ -1,4 +1,4 @@
-"""A problem small enough to be exact, for the laws: a quadratic bowl."""
+"""A quadratic problem that is small enough for exact tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 7
 
 @dataclass
 class Bowl:
-    """A learner without a network: f(w) = mean over rows of ½ Σ hⱼ (wⱼ - xⱼ)², plain SGD, in float64."""
+    """A learner without a network: f(w) = mean over rows of ½ Σ hⱼ (wⱼ - xⱼ)², with plain SGD in float64."""
 
     lr: float = 0.05
     weights: Vector = field(default_factory=lambda: torch.linspace(-1.0, 2.0, SIZE, dtype=torch.float64))
@@ -72,7 +72,7 @@ class Bowl:
 
 
 class Faulty(Bowl):
-    """A bowl of which one step goes wrong: the third comes out as NaN, or the first raises, before anything was committed."""
+    """A bowl with a faulty step: the third is NaN, or the first raises an error, before any commit."""
 
     MESSAGE = "this worker fails on purpose"
 
@@ -91,7 +91,7 @@ class Faulty(Bowl):
 
 @dataclass
 class _Descent:
-    """The center's side of the same: plain SGD."""
+    """Plain SGD at the center."""
 
     lr: float
 

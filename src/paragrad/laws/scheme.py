@@ -1,4 +1,4 @@
-"""check_scheme: the laws that every scheme must obey, on a problem small enough to be exact."""
+"""check_scheme: laws that every scheme must obey, tested on a problem that is small enough to be exact."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from paragrad.jobs import named
 from paragrad.laws.bowl import SIZE, Bowl
 from paragrad.schemes.scheme import Scheme
 from paragrad.schemes.traits import is_shared
-from paragrad.types import Commit
 
 ROWS = 42
-"""11 mini-batches: they divide evenly among no number of workers that is tried."""
+"""11 mini-batches, which no tested number of workers divides evenly."""
 BATCH = 4
 EPOCHS = 3
 MOST = 8
@@ -40,50 +39,46 @@ T = TypeVar("T")
 
 
 class LawBroken(ParagradError, AssertionError):
-    """A scheme, or an engine, does not obey a law."""
+    """A scheme or an engine does not obey a law."""
 
 
 def check_scheme(scheme: Scheme | str, *, plain: bool = False) -> None:
-    """Run every law on a scheme; raise ``LawBroken`` with all that do not hold.
+    """Test every law on a scheme; raise ``LawBroken`` with all broken laws.
 
-    ``plain``: also that one worker is plain training, to a tolerance. That is true of schemes whose center takes a
-    lone worker's movement as it is (Downpour, model averaging), and not of elastic or normalised ones.
-    Windows longer than 8 steps are checked at 8: the problem is small, and must hold several of them. The laws are tried with
-    1 to 4 workers, or the fewest more that the scheme's quorum takes.
+    ``plain``: also test that one worker is plain training, within a tolerance. This holds for schemes whose center adds the
+    movement of a single worker unchanged (Downpour, model averaging), not for elastic or normalised ones. Windows are limited
+    to 8 steps, because the problem is small and must contain several of them. The laws are tested with 1 to 4 workers, or with
+    the least number above that the quorum of the scheme allows.
     """
     scheme = named.scheme(scheme)
     it_is_a_frozen_dataclass(scheme)
-    scheme = _with_short_window(scheme)
+    scheme = changed(scheme, window=min(scheme.window, 8))
     enforce([*LAWS, *([one_worker_is_plain_training] if plain else [])], scheme, repr(scheme))
 
 
 def enforce(laws: Sequence[Callable[[T], None]], given: T, who: str) -> None:
-    """Try every law; raise ``LawBroken`` with all that do not hold, and what is wrong."""
-    broken: dict[str, list[str]] = {}  # what is wrong -> the laws that show it: one mistake may show in nearly all
+    """Test every law; raise ``LawBroken`` with all broken laws and the reasons."""
+    broken: dict[str, list[str]] = {}  # reason -> laws, because one mistake may break nearly all laws
     for law in laws:
         try:
             law(given)
         except Exception as error:
-            told = str(error) if isinstance(error, AssertionError | ParagradError) else _where(error)
-            broken.setdefault(told, []).append(law.__name__.replace("_", " "))
+            reason = str(error) if isinstance(error, AssertionError | ParagradError) else _describe(error)
+            broken.setdefault(reason, []).append(law.__name__.replace("_", " "))
     if broken:
-        lines = [f"- {first}{f' (and {len(more)} more)' if more else ''}: {told}" for told, (first, *more) in broken.items()]
+        lines = [f"- {first}{f' (and {len(more)} more)' if more else ''}: {why}" for why, (first, *more) in broken.items()]
         count = sum(map(len, broken.values()))
         raise LawBroken(f"{who} breaks {count} of {len(laws)} laws:\n" + "\n".join(lines))
 
 
-def _where(error: Exception) -> str:
-    """What was raised, and the last line of the scheme's own file on the way there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours, theirs = Path(__file__).parents[1], Path(torch.__file__).parent
-    schemes = ours / "schemes"
-    files = [(frame, Path(frame.filename)) for frame in frames]
-    own = [
-        (frame, file)
-        for frame, file in files
-        if theirs not in file.parents and (ours not in file.parents or schemes in file.parents)
-    ]
-    place = f" (in {own[-1][0].name}, {own[-1][1].name} line {own[-1][0].lineno})" if own else ""
+def _describe(error: Exception) -> str:
+    """Return an error with its last line in a file of the scheme."""
+    ours, torchs = Path(__file__).parents[1], Path(torch.__file__).parent
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        if torchs not in file.parents and (ours not in file.parents or ours / "schemes" in file.parents):
+            place = f" (in {frame.name}, {file.name} line {frame.lineno})"
     return f"{type(error).__name__}: {error}{place}"
 
 
@@ -91,7 +86,7 @@ def _where(error: Exception) -> str:
 
 
 def it_is_a_frozen_dataclass(scheme: Scheme) -> None:
-    """Its fields are fields: without @dataclass they would be no arguments, and a run.toml would not hold them."""
+    """Annotated attributes are fields: without @dataclass they would be neither arguments nor part of run.toml."""
     known = {field.name for field in fields(scheme)}
     for cls in type(scheme).__mro__:
         wild = [n for n, kind in vars(cls).get("__annotations__", {}).items() if n not in known and "ClassVar" not in str(kind)]
@@ -101,29 +96,29 @@ def it_is_a_frozen_dataclass(scheme: Scheme) -> None:
             )
 
 
-def it_refuses_a_window_of_nothing(scheme: Scheme) -> None:
-    """A ``__post_init__`` of its own calls the one above."""
+def it_rejects_a_window_of_0(scheme: Scheme) -> None:
+    """A ``__post_init__`` calls that of the base class."""
     try:
         changed(scheme, window=0)
     except UsageError:
         return
-    raise AssertionError("window=0 was taken: call super().__post_init__() in __post_init__")
+    raise AssertionError("window=0 was accepted: call super().__post_init__() in __post_init__")
 
 
-def it_is_a_frozen_value(scheme: Scheme) -> None:
-    """Equal after a round trip through pickle, and usable as a key."""
+def it_can_be_pickled_and_hashed(scheme: Scheme) -> None:
+    """A pickled copy is equal, and the scheme can be a key of a dictionary."""
     assert pickle.loads(pickle.dumps(scheme)) == scheme, "it differs from its own pickled copy; write it as a frozen dataclass"
     hash(scheme)
 
 
 def the_same_order_gives_the_same_bits(scheme: Scheme) -> None:
-    """Nothing random, nothing left over from an earlier run."""
+    """A scheme is not random, and keeps no state from an earlier run."""
     first, second = _run(scheme, 3), _run(scheme, 3)
     assert same(first.center.value, second.center.value), "two runs in the same order end at different centers"
 
 
 def every_row_is_used_once(scheme: Scheme) -> None:
-    """Whatever the order, dealt or stolen, with crashed workers too."""
+    """In any order, with rows dealt or stolen, also if workers crash."""
     for workers in (1, 2, 3):
         for stolen in (False, True):
             for crashes in (0, 4):
@@ -132,47 +127,42 @@ def every_row_is_used_once(scheme: Scheme) -> None:
 
 
 def steps_are_conserved(scheme: Scheme) -> None:
-    """Steps run = steps in applied commits + dropped + refused, the last short window included."""
+    """Steps run = steps in applied, dropped and rejected commits, including the last short window."""
     serial = _serial(scheme, 3)
-    turned_away = 0
-
-    def refused(commit: Commit, why: str) -> None:
-        nonlocal turned_away
-        turned_away += commit.steps
-
-    serial.center.refused = refused
+    rejected: list[int] = []
+    serial.center.refused = lambda commit, why: rejected.append(commit.steps)
     serial.run()
     applied = sum(commit.steps for commit in serial.applied)
-    assert serial.steps_run == applied + turned_away, (
-        f"{serial.steps_run} steps were run, {applied} + {turned_away} accounted for"
+    assert serial.steps_run == applied + sum(rejected), (
+        f"{serial.steps_run} steps were run, but {applied} were applied and {sum(rejected)} rejected"
     )
 
 
-def the_clock_ticks_once_an_update(scheme: Scheme) -> None:
-    """And staleness is a number of updates, never negative."""
+def the_clock_counts_updates(scheme: Scheme) -> None:
+    """Staleness is a number of updates and never negative."""
     serial = _run(scheme, 3, seed=5)
-    rounds = len({id(commit) for commit in serial.applied}) if _waits_for(scheme, 3) == 1 else None
+    rounds = len({id(commit) for commit in serial.applied}) if _quorum(scheme, 3) == 1 else None
     clock = serial.center.clock
-    assert rounds is None or clock == rounds, f"{rounds} commits were applied, but the clock says {clock}"
-    assert all(0 <= commit.staleness <= clock for commit in serial.applied), "a commit has a staleness that cannot be"
+    assert rounds is None or clock == rounds, f"{rounds} commits were applied, but the clock is {clock}"
+    assert all(0 <= commit.staleness <= clock for commit in serial.applied), "a commit has an impossible staleness"
     assert clock >= 1
 
 
 def mean_staleness_is_the_number_of_others(scheme: Scheme) -> None:
-    """n equal workers, none waiting, each seeing the center in its answer: τ = n - 1 once all have begun (overlap: 2n - 1)."""
-    if _waits_for(scheme, 3) != 1 or scheme.early or scheme.late == "drop" or is_shared(scheme):
+    """n equal workers that do not wait and adopt every answer: τ = n - 1 once all have started (overlap: 2n - 1)."""
+    if _quorum(scheme, 3) != 1 or scheme.early or scheme.late == "drop" or is_shared(scheme):
         return
     if type(scheme).steps is not Scheme.steps or scheme.bound is not None:
         return
     serial = _serial(scheme, 3, stolen=True)
     serial.run(commits=9)
-    seen, due = {commit.staleness for commit in serial.applied[6:]}, 5 if scheme.overlap else 2
+    found, expected = {commit.staleness for commit in serial.applied[6:]}, 5 if scheme.overlap else 2
     if type(scheme).adopt is Scheme.adopt:
-        assert seen == {due}, f"with 3 workers in turn every commit must be {due} updates stale, but they are {sorted(seen)}"
+        assert found == {expected}, f"with 3 workers in turn every staleness must be {expected}, but they are {sorted(found)}"
 
 
-def every_commit_counts(scheme: Scheme) -> None:
-    """Whatever one worker commits otherwise, the center ends elsewhere."""
+def every_commit_changes_the_center(scheme: Scheme) -> None:
+    """If one worker commits other values, the center ends at another point."""
     if is_shared(scheme) or scheme.late == "drop":
         return
     ends = []
@@ -184,17 +174,17 @@ def every_commit_counts(scheme: Scheme) -> None:
         serial.run(commits=15)
         ends.append(serial.center.value.clone())
     ignored = [worker for worker in range(3) if same(ends[0], ends[1 + worker])]
-    assert not ignored, f"what worker {ignored[0]} commits makes no difference to the center"
+    assert not ignored, f"the commits of worker {ignored[0]} do not change the center"
 
 
-def what_is_lent_is_not_written_to(scheme: Scheme) -> None:
-    """A commit's value belongs to its worker, an answer to the center: neither is changed by the other side."""
+def commits_and_answers_are_read_only(scheme: Scheme) -> None:
+    """The center does not write into the value of a commit, nor a worker into an answer."""
     serial = _run(scheme, 3)
     assert not serial.meddled, serial.meddled[0]
 
 
-def nobody_waits_for_one_who_left(scheme: Scheme) -> None:
-    """A worker goes for good in the middle, perhaps with a commit in an open round: the others use all rows."""
+def no_worker_waits_for_one_that_left(scheme: Scheme) -> None:
+    """If a worker leaves in the middle, perhaps with a commit in an open round, the others use all rows."""
     for seed in range(6):
         dice = random.Random(seed)
         serial = _serial(scheme, 3, stolen=bool(seed % 2))
@@ -209,26 +199,26 @@ def nobody_waits_for_one_who_left(scheme: Scheme) -> None:
 
 
 def a_synchronous_round_does_not_depend_on_the_order_of_arrival(scheme: Scheme) -> None:
-    """Quorum n gives the same bits at any speeds."""
-    if _waits_for(scheme, 3) != _count(scheme, 3) or not scheme.held:
+    """With quorum n, the speeds of the workers do not change the result."""
+    if _quorum(scheme, 3) != _allowed(scheme, 3) or not scheme.held:
         return
     ends = [_run(scheme, 3, seed=seed).center.value for seed in (None, 1, 2)]
-    assert all(same(ends[0], end) for end in ends), "another order of arrival ends at another center"
+    assert all(same(ends[0], end) for end in ends), "the center depends on the order of arrival"
 
 
-def blocks_are_as_good_as_the_whole(scheme: Scheme) -> None:
-    """What an element-wise scheme does block by block is what it does at once."""
+def blocks_give_the_same_result(scheme: Scheme) -> None:
+    """An element-wise scheme gives the same result block by block as on the whole vector."""
     if not scheme.elementwise:
         return
     whole = _run(scheme, 2).center.value
-    # The optimiser of these laws has no state, so that it may step on blocks: as those of slices do, each on its own.
+    # The optimiser of these laws has no state, so that it may step on blocks, like the optimisers of shards.
     with patch.object(update, "BLOCK", 3), patch.object(update, "in_blocks", lambda center: True):
         blocks = _run(scheme, 2).center.value
-    assert same(whole, blocks), "elementwise = True, but in blocks of 3 elements the center ends elsewhere"
+    assert same(whole, blocks), "elementwise = True, but blocks of 3 elements give another center"
 
 
-def committing_moves_nothing(scheme: Scheme) -> None:
-    """``commit`` may change its slots; not the weights, the anchor or the center."""
+def commit_changes_only_slots(scheme: Scheme) -> None:
+    """``commit`` does not change the weights, the anchor or the center."""
     if is_shared(scheme):
         return
     me = Replica(torch.linspace(1, 2, SIZE, dtype=torch.float64), slots=scheme.worker_slots)
@@ -242,7 +232,7 @@ def committing_moves_nothing(scheme: Scheme) -> None:
 
 
 def a_repeated_commit_changes_nothing(scheme: Scheme) -> None:
-    """Exactly once: the same commit again is answered and not applied."""
+    """The center answers a commit that it gets again, but does not apply it again."""
     serial = _serial(scheme, 1)
     serial.run(commits=2)
     sent = serial.actors[0].sent
@@ -254,7 +244,7 @@ def a_repeated_commit_changes_nothing(scheme: Scheme) -> None:
 
 
 def nan_never_enters(scheme: Scheme) -> None:
-    """A commit that is not finite is refused, and its rows are done again."""
+    """The center rejects a commit that is not finite, and its rows are trained again."""
     if is_shared(scheme):
         return
     serial = _serial(scheme, 2)
@@ -269,15 +259,15 @@ def nan_never_enters(scheme: Scheme) -> None:
     serial.deliver(serial.center.receive(bad))
     assert same(before, serial.center.value), "NaN moved the center"
     for rank in [rank for rank in serial.ready if rank != 0]:
-        serial.step(rank)  # in a round it may be seen only when the others have come
+        serial.step(rank)  # in a round, NaN may be found only when the others have committed
     assert bool(torch.isfinite(serial.center.value).all()), "NaN entered the center"
     reply = serial.actors[0].reply
-    assert reply is not None, "a refused worker got no answer"
-    assert not reply.applied, "a refused commit was called applied"
+    assert reply is not None, "a rejected worker got no answer"
+    assert not reply.applied, "a rejected commit was reported as applied"
 
 
-def a_restored_center_goes_on(scheme: Scheme) -> None:
-    """From a snapshot in the middle: the clock goes on, and every row is used once over both halves."""
+def a_restored_center_continues(scheme: Scheme) -> None:
+    """After a restore from a snapshot the clock continues, and every row is used once over both halves."""
     for commits in (1, 4, 10, 11, 12):
         first = _serial(scheme, 2)
         first.run(commits=commits)
@@ -289,29 +279,29 @@ def a_restored_center_goes_on(scheme: Scheme) -> None:
         second.start()
         second.run()
         finished = first.center.leases.used == first.center.leases.total
-        assert finished or second.center.clock > clock, "the clock stood still after a restore"
+        assert finished or second.center.clock > clock, "the clock does not advance after a restore"
         _used_once(second)
         if _is_repeatable(scheme):
             unbroken = _run(scheme, 2).center.value
-            assert same(second.center.value, unbroken), "a restored synchronous run ends elsewhere than an unbroken one"
+            assert same(second.center.value, unbroken), "a restored synchronous run differs from an uninterrupted one"
 
 
 def crashes_do_not_change_a_synchronous_run(scheme: Scheme) -> None:
-    """Where workers keep nothing between rounds, and nothing is in flight, a replacement does exactly what was lost."""
+    """If workers keep no state between rounds, and nothing is in flight, a replacement repeats exactly the lost work."""
     if _is_repeatable(scheme):
         unbroken = _run(scheme, 3).center.value
         for seed in range(8):
             broken = _run(scheme, 3, seed=seed, crashes=5).center.value
-            assert same(broken, unbroken), "with workers that crash and are replaced the run ends elsewhere"
+            assert same(broken, unbroken), "crashed and replaced workers change the result"
 
 
 def _is_repeatable(scheme: Scheme) -> bool:
-    everyone = all(_waits_for(scheme, workers) == _count(scheme, workers) for workers in (2, 3))
+    everyone = all(_quorum(scheme, workers) == _allowed(scheme, workers) for workers in (2, 3))
     return everyone and scheme.held and scheme.ships == "gradient" and not (scheme.worker_slots or scheme.overlap)
 
 
 def it_descends(scheme: Scheme) -> None:
-    """At a small rate the center comes down a bowl with 1, 2 and 4 workers."""
+    """With a small learning rate, the loss of the bowl decreases with 1, 2 and 4 workers."""
     source = _rows()
     for workers in (1, 2, 4):
         serial = _serial(scheme, workers, epochs=12)
@@ -325,7 +315,7 @@ def it_descends(scheme: Scheme) -> None:
 
 
 def one_worker_is_plain_training(scheme: Scheme) -> None:
-    """To a tolerance, since a + (w - a) rounds."""
+    """Within a tolerance, because a + (w - a) is rounded."""
     plan, source, bowl = _plan(), _rows(), Bowl()
     for position in range(plan.positions):
         bowl.step(source.batch(plan.rows_of(position)))
@@ -335,29 +325,25 @@ def one_worker_is_plain_training(scheme: Scheme) -> None:
 
 
 LAWS: list[Callable[[Scheme], None]] = [
-    it_is_a_frozen_value,
-    it_refuses_a_window_of_nothing,
+    it_can_be_pickled_and_hashed,
+    it_rejects_a_window_of_0,
     the_same_order_gives_the_same_bits,
     every_row_is_used_once,
     steps_are_conserved,
-    the_clock_ticks_once_an_update,
-    every_commit_counts,
-    what_is_lent_is_not_written_to,
-    nobody_waits_for_one_who_left,
+    the_clock_counts_updates,
+    every_commit_changes_the_center,
+    commits_and_answers_are_read_only,
+    no_worker_waits_for_one_that_left,
     mean_staleness_is_the_number_of_others,
     a_synchronous_round_does_not_depend_on_the_order_of_arrival,
-    blocks_are_as_good_as_the_whole,
-    committing_moves_nothing,
+    blocks_give_the_same_result,
+    commit_changes_only_slots,
     a_repeated_commit_changes_nothing,
     nan_never_enters,
-    a_restored_center_goes_on,
+    a_restored_center_continues,
     crashes_do_not_change_a_synchronous_run,
     it_descends,
 ]
-
-
-def _with_short_window(scheme: Scheme) -> Scheme:
-    return changed(scheme, window=min(scheme.window, 8))
 
 
 # -- the problem ----------------------------------------------------------------------------------------------------
@@ -371,8 +357,8 @@ def _plan(epochs: int = EPOCHS) -> Plan:
     return Plan(rows=ROWS, batch_size=BATCH, epochs=epochs, seed=0)
 
 
-def _count(scheme: Scheme, workers: int) -> int:
-    """So many workers, or as many as the scheme needs at least."""
+def _allowed(scheme: Scheme, workers: int) -> int:
+    """Return the number of workers, or the least number above that the scheme allows."""
     for count in range(workers, MOST):
         try:
             scheme.quorum(count)
@@ -383,18 +369,18 @@ def _count(scheme: Scheme, workers: int) -> int:
     return MOST
 
 
-def _waits_for(scheme: Scheme, workers: int) -> int:
-    return scheme.quorum(_count(scheme, workers))
+def _quorum(scheme: Scheme, workers: int) -> int:
+    return scheme.quorum(_allowed(scheme, workers))
 
 
 def _serial(scheme: Scheme, workers: int, *, stolen: bool = False, epochs: int = EPOCHS) -> Serial:
     return Serial(
-        Job(scheme, lambda device: Bowl(), _rows(), None, _plan(epochs), ROWS), _count(scheme, workers), stolen=stolen
+        Job(scheme, lambda device: Bowl(), _rows(), None, _plan(epochs), ROWS), _allowed(scheme, workers), stolen=stolen
     )
 
 
 def _run(scheme: Scheme, workers: int, *, stolen: bool = False, seed: int | None = None, crashes: int = 0) -> Serial:
-    """A whole run; with a seed in a random order, and with some workers crashing between two exchanges."""
+    """Make a whole run; with a seed in random order, and with crashes between exchanges."""
     serial = _serial(scheme, workers, stolen=stolen)
     if seed is None:
         serial.run()

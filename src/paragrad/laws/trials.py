@@ -1,4 +1,4 @@
-"""The runs that an engine is judged by, small enough to be compared with a plain loop."""
+"""The runs on which an engine is tested, small enough to be compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ OPTIMIZER = f"sgd:lr={RATE},momentum={MOMENTUM}"
 
 @dataclass
 class Trial:
-    """A run: what came of it, and what its callbacks heard."""
+    """A run with its result and the events that its callbacks received."""
 
     directory: Path
     result: Result | None = None
     error: Exception | None = None
-    heard: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     moved_by_refused: list[int] = field(default_factory=list)
-    """The clocks at which a refused commit changed the center all the same."""
+    """Clocks at which a rejected commit changed the center."""
 
     @property
     def record(self) -> list[Event]:
-        """Its events, as they were written down."""
+        """Recorded events."""
         return list(read(self.directory))
 
     def done(self) -> Result:
-        """What came of it; raises where it failed."""
+        """Return the result; raise if the run failed."""
         if self.error is not None:
             raise self.error
         assert self.result is not None
         return self.result
 
 
-class _Ear:
-    """A callback: keeps events, looks at the center where a commit is refused, stops the run at an update."""
+class _Callback:
+    """Keeps events, compares the center before and after a rejected commit, and stops the run at an update."""
 
     def __init__(self, trial: Trial, stop_at: int | None) -> None:
         self._trial = trial
@@ -63,11 +63,11 @@ class _Ear:
         self._value: Vector | None = None
 
     def watch(self, center: Any) -> None:
-        """The center of the run."""
+        """Keep the center of the run."""
         self._center, self._value = center, center.value.clone()
 
     def __call__(self, event: Event) -> bool | None:
-        self._trial.heard.append(event)
+        self._trial.events.append(event)
         if event.kind == "commit" and self._center is not None:
             self._value = self._center.value.clone()
         elif event.kind == "refused" and self._value is not None and not torch.equal(self._value, self._center.value):
@@ -77,7 +77,7 @@ class _Ear:
 
 @dataclass
 class Trials:
-    """The runs that the laws look at, each made when a law first asks for it."""
+    """The runs that the laws use, each made when it is first needed."""
 
     engine: Engine
     lone: Engine
@@ -85,7 +85,7 @@ class Trials:
 
     def __post_init__(self) -> None:
         workers = self.engine.workers
-        rows = max(46, BATCH * (2 * workers + 1) - 2)  # the last mini-batch is a short one, and rounds do not divide evenly
+        rows = max(46, BATCH * (2 * workers + 1) - 2)  # a short last mini-batch, and rounds that do not divide evenly
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(rows, 5, dtype=torch.float64, generator=generator)
         self.rows = x, (x[:, :3] + 0.3 * x[:, 2:]).argmax(1)
@@ -93,13 +93,13 @@ class Trials:
         self.plan = Plan(rows, BATCH, EPOCHS, 0)
 
     def model(self) -> nn.Module:
-        """A small network in float64, always the same."""
+        """Return a small network in float64, always the same."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
     def plain(self, together: int) -> nn.Module:
-        """The same rows in a plain loop, so many mini-batches of an epoch at a time."""
+        """Train on the same rows in a plain loop, with this many mini-batches of an epoch per step."""
         model, plan, (x, y) = self.model(), self.plan, self.rows
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
         for first in range(0, plan.positions, plan.batches):
@@ -112,12 +112,12 @@ class Trials:
 
     @cached_property
     def alone(self) -> Trial:
-        """One worker that adds its movement to the center as it is."""
+        """One worker that adds its movement to the center unchanged."""
         return self._train("alone", Downpour(window=WINDOW), engine=self.lone)
 
     @cached_property
     def rounds(self) -> Trial:
-        """All workers in step."""
+        """All workers in synchronous rounds."""
         return self._train("rounds", SyncSGD())
 
     @cached_property
@@ -127,28 +127,28 @@ class Trials:
 
     @cached_property
     def rounds_ahead(self) -> Trial:
-        """All workers in step, each with its next gradient while the last is in flight."""
+        """All workers in synchronous rounds, each computing its next gradient while the last is in flight."""
         return self._train("rounds-ahead", SyncSGD(overlap=1))
 
     @cached_property
     def busy(self) -> Trial:
-        """All workers as they come."""
+        """All workers, asynchronous."""
         return self._train("busy", AGN(window=WINDOW))
 
     @cached_property
     def halves(self) -> tuple[Trial, Trial]:
-        """A run that is stopped in the middle, and goes on."""
+        """A run that is stopped in the middle and resumed."""
         half = max(2, self.plan.positions // (2 * WINDOW))
         return self._train("halves", AGN(window=WINDOW), stop_at=half), self._train("halves", AGN(window=WINDOW), resume=True)
 
     @cached_property
     def poisoned(self) -> Trial:
-        """Each worker makes one step that comes out as NaN."""
+        """Each worker makes one step that is NaN."""
         return self._train("poisoned", AGN(window=WINDOW), model=partial(Faulty, "nan"), data=self.points)
 
     @cached_property
     def failing(self) -> Trial:
-        """Workers raise an exception."""
+        """Workers that raise an exception."""
         return self._train("failing", AGN(window=WINDOW), model=partial(Faulty, "raise"), data=self.points)
 
     def _train(
@@ -163,7 +163,7 @@ class Trials:
         resume: bool = False,
     ) -> Trial:
         trial = Trial(self.directory / name)
-        run = Run(out=trial.directory, resume=resume, checkpoint_every=None, callbacks=(_Ear(trial, stop_at),))
+        run = Run(out=trial.directory, resume=resume, checkpoint_every=None, callbacks=(_Callback(trial, stop_at),))
         try:
             trial.result = train(
                 self.model() if model is None else model,

@@ -1,1 +1,1 @@
-"""Pictures of runs."""
+"""Figures of runs."""

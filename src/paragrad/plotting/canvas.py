@@ -1,4 +1,4 @@
-"""What pictures are drawn with: matplotlib, which comes with an extra."""
+"""Imports matplotlib, which is an optional library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paragrad.errors import UsageError
 
 
 def matplotlib() -> Any:
-    """The library, without pyplot: no window, no state that outlives a call."""
+    """Return matplotlib without pyplot, which has windows and global state."""
     try:
         import matplotlib
         import matplotlib.collections
@@ -17,5 +17,5 @@ def matplotlib() -> Any:
         import matplotlib.lines
         import matplotlib.ticker
     except ImportError as error:
-        raise UsageError(f"Pictures need matplotlib, which cannot be imported ({error}): {command('plot')}") from error
+        raise UsageError(f"Figures need matplotlib, which cannot be imported ({error}): {command('plot')}") from error
     return matplotlib

@@ -1,4 +1,4 @@
-"""Loss and metrics of one run or several, from their records: what is drawn against what, on which axes."""
+"""Curves of loss and metrics of one or several runs, from their records."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from paragrad.types import Event
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 AXES = ("epochs", "samples", "updates", "seconds")
-"""What curves can be drawn against."""
+"""Possible horizontal axes."""
 COUNTERS = {"clock", "epoch", "samples", "seconds", "time"}
-"""Keys of a validation that say where it was made; every other number in it was measured."""
+"""Keys of a validation that give its place in the run; every other number is a metric."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b4fa3")
-"""Told apart by colour-blind eyes too (Okabe and Ito); beyond them they begin again."""
+"""Colours that colour-blind readers can distinguish (Okabe and Ito); with more runs they repeat."""
 STYLES = ("-", "--", ":", "-.")
-"""Line styles of several runs, one for each round of the colours."""
+"""Line styles of several runs, one per repetition of the colours."""
 WIDTH, HEIGHT, LEGEND, DPI = 6.0, 2.2, 0.17, 120
-"""Inches: width of a figure, height of each of its panels and of each line of its legend."""
+"""Width of a figure, height of a panel and of a line of the legend, in inches; dots per inch."""
 KINDS: dict[str, dict[str, Any]] = {
     "training, smoothed": {"linewidth": 0.9, "alpha": 0.6},
     "validation": {"linewidth": 1.4, "marker": "o", "markersize": 3.5},
     "NaN or infinite": {"linestyle": "none", "marker": "x", "markersize": 5},
 }
-"""What is drawn of a run: the kinds of lines, as they are of several runs."""
+"""Kinds of lines and their styles in a figure of several runs."""
 
 DECADE = 10.0
-"""Largest over smallest value from which on an axis is logarithmic."""
+"""Ratio of largest to smallest value above which an axis is logarithmic."""
 BURST = 1000.0
-"""Largest over median size from which on an axis with negative values is logarithmic, too."""
+"""Ratio of largest to median magnitude above which an axis with negative values is logarithmic."""
 LEAST_SHARE = 0.2
-"""The least that an axis spans, as a share of its largest value: less would show noise as if it were a trend."""
+"""Least span of an axis, relative to its largest value: with less, noise would look like a trend."""
 LEAST_UNIT = 0.1
-"""The same of a metric between 0 and 1."""
+"""Least span for a metric between 0 and 1."""
 HUGE = 1e100
 """Values beyond this are drawn as not finite."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values over one axis; those that are not finite are NaN."""
+    """Values over one axis; values that are not finite are NaN."""
 
     x: Numbers
     y: Numbers
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float | None]]) -> Line:
-        """From pairs, in the order in which they were recorded."""
+        """Return a line through points, in the order in which they were recorded."""
         x, y = zip(*points, strict=True) if (points := list(points)) else ((), ())
         values = np.array([math.nan if value is None else value for value in y], dtype=np.float64)
         with np.errstate(invalid="ignore"):
@@ -65,37 +65,37 @@ class Line:
 
     @property
     def finite(self) -> Line:
-        """Without the values that are not."""
+        """The line without values that are not finite."""
         known = np.isfinite(self.y)
         return Line(self.x[known], self.y[known])
 
     @property
     def broken(self) -> Numbers:
-        """Where values are not finite."""
+        """Places of values that are not finite."""
         return self.x[np.isnan(self.y)]
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What a record tells of training and validation, over one axis."""
+    """Curves of training and validation of a run, over one axis."""
 
     name: str
     training: Line
     validation: Mapping[str, Line]
-    """``loss`` first, then metrics by name."""
+    """``loss`` first, then the metrics by name."""
     virtual: bool
-    """Whether the run's seconds are those of a simulated cluster."""
+    """True if the seconds are those of a simulated cluster."""
 
 
 def read(events: Sequence[Event], *, name: str, x: str) -> Curves:
-    """The curves of a run, without what a resumed run went back behind."""
+    """Return the curves of a run, without what came after a checkpoint that it was resumed from."""
     if x not in AXES:
         raise unknown("axis", x, AXES)
     start = next((event.data for event in events if event.kind == "start"), {})
     if x == "epochs" and not start.get("rows"):
         raise UsageError(f"The record of {name} does not say how many rows an epoch has: draw it with --x samples.")
     commits = record.effective(events)
-    looks = record.looked(events)
+    looks = record.validations(events)
     clocks = [commit.data["clock"] for commit in commits]
     samples = [0, *accumulate(commit.data["rows"] for commit in commits)]
 
@@ -106,8 +106,7 @@ def read(events: Sequence[Event], *, name: str, x: str) -> Curves:
             return float(event.data["clock"])
         return rows / start["rows"] if x == "epochs" else rows
 
-    def seen(look: Event) -> float:
-        """Rows that were trained on when the center was looked at."""
+    def rows_at(look: Event) -> float:
         return float(look.data.get("samples", samples[bisect_right(clocks, look.data["clock"])]))
 
     names = {name: None for look in looks for name, value in look.data.items() if _is_measured(name, value)}
@@ -115,7 +114,7 @@ def read(events: Sequence[Event], *, name: str, x: str) -> Curves:
         name=name,
         training=Line.of((place(c, rows), c.data["loss"]) for c, rows in zip(commits, samples[1:], strict=True)),
         validation={
-            name: Line.of((place(look, seen(look)), look.data[name]) for look in looks if name in look.data)
+            name: Line.of((place(look, rows_at(look)), look.data[name]) for look in looks if name in look.data)
             for name in sorted(names, key=lambda name: (name != "loss", name != "accuracy"))
         },
         virtual=record.is_virtual(start),
@@ -127,7 +126,7 @@ def _is_measured(name: str, value: Any) -> bool:
 
 
 def draw(runs: Sequence[Curves], *, title: str, x: str) -> Any:
-    """A figure: training loss (smoothed) and validation loss; below it one panel for each metric."""
+    """Return a figure: smoothed training loss and validation loss, and one panel per metric below."""
     names = list({"loss": None} | {name: None for run in runs for name in run.validation})
     legend = _runs_legend(runs) if len(runs) > 1 else {}
     height = max(2, len(names)) * HEIGHT + len(legend) * LEGEND
@@ -146,7 +145,7 @@ def draw(runs: Sequence[Curves], *, title: str, x: str) -> Any:
 
 
 def _panel(axes: Any, name: str, runs: Sequence[Curves]) -> None:
-    """One quantity of all runs. Of one run, single commits are drawn behind the smoothed line."""
+    """Draw one quantity of all runs; for a single run also the single commits."""
     shown: list[float] = []
     alone = len(runs) == 1
     for number, run in enumerate(runs):
@@ -158,7 +157,8 @@ def _panel(axes: Any, name: str, runs: Sequence[Curves]) -> None:
             if alone:
                 axes.plot(known.x, known.y, color=colour, linewidth=0.5, alpha=0.25)
             look = {"linewidth": 1.6} if alone else KINDS["training, smoothed"]
-            axes.plot(known.x, smooth, color=colour, linestyle=style, label="training, smoothed", **_visible(smooth), **look)
+            point = {"marker": "o", "markersize": 3.5} if len(smooth) == 1 else {}  # a single point has no line
+            axes.plot(known.x, smooth, color=colour, linestyle=style, label="training, smoothed", **point, **look)
             shown += smooth.tolist()
             broken += run.training.broken.tolist()
         if name in run.validation:
@@ -180,13 +180,8 @@ def _panel(axes: Any, name: str, runs: Sequence[Curves]) -> None:
         axes.legend(fontsize=8, frameon=False)
 
 
-def _visible(values: Numbers) -> dict[str, Any]:
-    """A line of a single point needs a marker to be seen."""
-    return {"marker": "o", "markersize": 3.5} if len(values) == 1 else {}
-
-
 def _runs_legend(runs: Sequence[Curves]) -> dict[str, Any]:
-    """Handles by their names: the kinds of lines, then each run with what it came to."""
+    """Return handles by name: the kinds of lines, then each run with its last metrics."""
     line_of = canvas.matplotlib().lines.Line2D
     broken = any(len(line.broken) for run in runs for line in (run.training, *run.validation.values()))
     kinds = {name: look for name, look in KINDS.items() if broken or name != "NaN or infinite"}
@@ -219,12 +214,12 @@ def _scale(axes: Any, values: Sequence[float], *, unit: bool) -> None:
 
 
 def limits(values: Sequence[float], *, unit: bool = False) -> tuple[float, float, Literal["linear", "log", "symlog"]]:
-    """Lower and upper end of an axis that shows all of these values, and its scale.
+    """Return lower end, upper end and scale of an axis for these values.
 
-    It is logarithmic where none is negative and the positive ones span more than a decade; a zero then is below its end. With
-    negative ones it is logarithmic in both directions where a few values (``BURST``) would flatten the rest. A linear axis
-    spans at least ``LEAST_SHARE`` of the largest value. With ``unit``, values that all are between 0 and 1 (an accuracy) are
-    drawn on a linear axis of at least ``LEAST_UNIT`` within 0 and 1.
+    The axis is logarithmic if no value is negative and the positive ones span more than a decade; zeros are then outside. With
+    negative values, it is logarithmic in both directions if a few large values (``BURST``) would flatten the rest. A linear
+    axis spans at least ``LEAST_SHARE`` of the largest value. With ``unit``, values between 0 and 1 (an accuracy) get a linear
+    axis within 0 and 1 that spans at least ``LEAST_UNIT``.
     """
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
@@ -238,17 +233,17 @@ def limits(values: Sequence[float], *, unit: bool = False) -> tuple[float, float
     least = LEAST_UNIT if unit else LEAST_SHARE * largest or LEAST_UNIT
     missing = max(0.0, least - (high - low)) / 2
     low, high = low - missing, high + missing
-    if unit:  # moved, not cut: what one end gives up the other gets
+    if unit:  # shift the axis into 0 to 1 instead of cutting it
         low, high = max(0.0, low - max(0.0, high - 1)), min(1.0, high + max(0.0, -low))
     margin = 0.05 * (high - low)
     return low - margin, high + margin, "linear"
 
 
 def smoothed(values: Numbers) -> Numbers:
-    """The mean of each value and those just before it: a fiftieth of all, at least 1.
+    """Return the running mean over the last fiftieth of all values, at least 1.
 
-    A window is the end of one block and the beginning of the next, each summed by itself: differences of one running sum
-    would lose all digits of what follows a burst.
+    Each window is the end of one block and the start of the next, summed separately: differences of a single running sum would
+    lose all digits after a very large value.
     """
     width = max(1, len(values) // 50)
     blocks = np.zeros((len(values) // width + 2, width))

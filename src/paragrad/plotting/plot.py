@@ -1,4 +1,4 @@
-"""Pictures of runs, from their records: the path of a toy problem over its contours, or curves of loss and metrics."""
+"""Figures of runs from their records: the path of a toy problem over its contours, or curves of loss and metrics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Box: TypeAlias = tuple[Point, Point]
 
 MINIMUM = "#f0e442"
 LEVELS = 13
-"""Contour lines."""
+"""Number of contour lines."""
 GRID = 160
-"""Points along each side at which the function is computed."""
+"""Points along each side at which the function is evaluated."""
 SIZE = (6.0, 4.4)
 KINDS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class Window:
-    """What one worker did between two exchanges, in the first two parameters."""
+    """Movement of one worker between two exchanges, in the first two parameters."""
 
     worker: int
     began: Point
@@ -41,27 +41,30 @@ class Window:
 
 @dataclass
 class Trace:
-    """Where a small model went: the windows of its workers, and the center after each update."""
+    """Path of a small model: the windows of its workers, and the center after each update."""
 
     windows: list[Window] = field(default_factory=list)
     on_center: bool = False
-    """Whether the workers walk on the center itself: their lines are then drawn above its own."""
+    """True if workers write into the center itself: their lines are then drawn above it."""
     centers: list[Point] = field(default_factory=list)
 
 
 def plot(runs: Sequence[str | Path], out: str | Path | None = None, *, x: str | None = None) -> Path:
-    """Draw one run, or several over each other; returns the file, by default ``plot.png`` in the run or, of several, here.
+    """Draw one or several runs; return the file, by default ``plot.png`` in the run directory, or here for several runs.
 
-    One run of a toy problem with two parameters and more is drawn as a path over the contours of its function, by the first
-    two parameters. Any other, several, and those for which ``x`` is given (one of ``curves.AXES``), become curves of loss and
-    metrics, over epochs by default.
+    One run of a toy problem with at least two parameters becomes a path over the contours of its function, in the first two
+    parameters. Other runs, several runs, and runs with ``x`` (one of ``curves.AXES``) become curves of loss and metrics, by
+    default over epochs.
     """
     directories = [Path(run) for run in runs]
     records = {directory: list(record.read(directory)) for directory in directories}
     target = Path(out) if out is not None else (directories[0] if len(records) == 1 else Path()) / "plot.png"
     if target.suffix.lower() not in KINDS:
-        raise UsageError(f"out={str(target)!r}, but a picture is written as {', '.join(KINDS)}: name it so.")
-    toy = _toy(directories[0]) if len(records) == 1 and x is None else None
+        raise UsageError(f"out={str(target)!r}, but the format must be one of {', '.join(KINDS)}.")
+    toy = None
+    if len(records) == 1 and x is None and (directories[0] / "run.toml").exists():
+        model = options.read_config(directories[0] / "run.toml").get("model", "")
+        toy = toys.build(model) if toys.is_toy(model) else None
     trace = trace_of(records[directories[0]], toy)
     if toy is not None and trace.centers:
         figure = path(toy, trace, title=title(records[directories[0]]))
@@ -70,12 +73,12 @@ def plot(runs: Sequence[str | Path], out: str | Path | None = None, *, x: str | 
     try:
         figure.savefig(target)
     except OSError as error:
-        raise UsageError(f"{str(target)!r} cannot be written ({error.strerror}): give another file by --out.") from error
+        raise UsageError(f"{str(target)!r} cannot be written ({error.strerror}): give another file with --out.") from error
     return target
 
 
 def _curves(records: Mapping[Path, Sequence[Event]], x: str) -> Any:
-    """A figure of one run by its title, or of several by their directories and titles."""
+    """Return a figure of one run, named by its title, or of several, named by directories and titles."""
     found = []
     for directory, events in records.items():
         name = title(events) if len(records) == 1 else f"{directory}, {title(events)}"
@@ -83,14 +86,14 @@ def _curves(records: Mapping[Path, Sequence[Event]], x: str) -> Any:
         if not len(found[-1].training.x) and not found[-1].validation:
             raise UsageError(
                 f"The record of {str(directory)!r} has neither a commit nor a validation yet: there is nothing to draw. "
-                "Let the run go on."
+                "Let the run continue."
             )
     return curves.draw(found, title=found[0].name if len(found) == 1 else "", x=x)
 
 
 def title(events: Iterable[Event]) -> str:
-    """The scheme, and by how many workers of which engine it was run."""
-    start = _first(events, "start")
+    """Return the scheme, the number of workers and the engine of a run."""
+    start: Mapping[str, Any] = next((event.data for event in events if event.kind == "start"), {})
     engine, fields = options.split_fields(start.get("engine", ""))
     fields.pop("workers", None)
     more = ", " + ", ".join(f"{key}={value}" for key, value in fields.items()) if fields else ""
@@ -99,7 +102,7 @@ def title(events: Iterable[Event]) -> str:
 
 
 def trace_of(events: Iterable[Event], toy: toys.Toy | None) -> Trace:
-    """The path in a record, without what a resumed run went back behind; empty where the record holds none."""
+    """Return the path in a record, without what came after a checkpoint that the run was resumed from; empty without one."""
     trace = Trace()
     if toy is None or toy.size < 2:
         return trace
@@ -110,9 +113,9 @@ def trace_of(events: Iterable[Event], toy: toys.Toy | None) -> Trace:
             return Trace()
         center = _point(commit.data["center"])
         trace.on_center = "path" not in commit.data
-        # Where workers write into the center itself, its step is the worker's.
+        # If workers write into the center itself, its step is that of the worker.
         began, ended = map(_point, commit.data.get("path", (last, center)))
-        # A worker that ships gradients stays where it is: its line leads to the center that its gradient made.
+        # A worker that sends gradients does not move: its line leads to the center after its gradient was applied.
         trace.windows.append(Window(commit.data["worker"], began, center if began == ended else ended))
         if center != last:
             trace.centers.append(center)
@@ -121,7 +124,7 @@ def trace_of(events: Iterable[Event], toy: toys.Toy | None) -> Trace:
 
 
 def path(toy: toys.Toy, trace: Trace, *, title: str) -> Any:
-    """A figure of one path; see ``over`` for what is drawn."""
+    """Return a figure of one path, drawn by ``over``."""
     figure = canvas.matplotlib().figure.Figure(figsize=SIZE, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     over(axes, toy, trace)
@@ -131,9 +134,9 @@ def path(toy: toys.Toy, trace: Trace, *, title: str) -> Any:
 
 
 def over(axes: Any, toy: toys.Toy, trace: Trace, box: Box | None = None) -> None:
-    """Draw contours of the function, a thin line for each window in its worker's colour, and the center's path in black.
+    """Draw contours of the function, a thin line per window in the colour of its worker, and the path of the center in black.
 
-    ``box`` is (lower left, upper right); by default what the path needs, but no more than a diverging one deserves.
+    ``box`` is (lower left, upper right); by default it contains the path, but only part of a diverging one.
     """
     collection_of = canvas.matplotlib().collections.LineCollection
     low, high = box or _box(toy, trace)
@@ -158,17 +161,14 @@ def over(axes: Any, toy: toys.Toy, trace: Trace, box: Box | None = None) -> None
     axes.tick_params(labelsize=8)
 
 
-# -- what a path needs ------------------------------------------------------------------------------------------
-
-
 def _contours(axes: Any, toy: toys.Toy, low: Point, high: Point) -> None:
     x, y = (np.linspace(low[axis], high[axis], GRID) for axis in (0, 1))
     grid = np.zeros((GRID, GRID, toy.size))
-    grid[:] = toy.minimum  # the other parameters, where there are any, as they are at the minimum
+    grid[:] = toy.minimum  # further parameters have their values at the minimum
     grid[..., 0], grid[..., 1] = np.meshgrid(x, y)
     heights = toy.value(torch.from_numpy(grid)).numpy()
     top = float(heights.max())
-    # Down to a thousandth of where it began: below that the rings around the minimum hide it.
+    # Down to a thousandth of the start: lower contours would hide the minimum.
     bottom = min(max(float(toy.value(torch.tensor(toy.start))), top * 1e-4), top) * 1e-3
     levels = np.geomspace(bottom, top, LEVELS)
     greys = [str(grey) for grey in np.linspace(1.0, 0.8, LEVELS - 1)]
@@ -177,31 +177,18 @@ def _contours(axes: Any, toy: toys.Toy, low: Point, high: Point) -> None:
 
 
 def _box(toy: toys.Toy, trace: Trace) -> Box:
-    """What is shown: start, end of the known road, and of the rest what is not absurdly far off."""
+    """Return a box with start, minimum and path, except points that are very far away."""
     ends = np.array([trace.centers[0], toy.minimum[:2]])
     points = np.array([*ends, *trace.centers, *(p for w in trace.windows for p in (w.began, w.ended))])
     points = points[np.isfinite(points).all(1)]
     near = float(np.abs(ends[1] - ends[0]).max()) or 1.0
     low = np.maximum(points.min(0), ends.min(0) - 1.2 * near)
     high = np.minimum(points.max(0), ends.max(0) + 1.2 * near)
-    # A path along one axis still wants some land to both sides.
+    # A path along one axis needs some space on both sides.
     pad = np.maximum(0.08 * (high - low), 0.35 * near - (high - low) / 2)
     low, high = low - np.maximum(pad, 0.06 * near), high + np.maximum(pad, 0.06 * near)
     return _point(low.tolist()), _point(high.tolist())
 
 
-def _toy(directory: Path) -> toys.Toy | None:
-    """The toy problem that a run was of."""
-    spec = options.read_config(directory / "run.toml").get("model", "") if (directory / "run.toml").exists() else ""
-    return toys.build(spec) if toys.is_toy(spec) else None
-
-
 def _point(values: Sequence[float]) -> Point:
     return float(values[0]), float(values[1])
-
-
-# -- what both need ---------------------------------------------------------------------------------------------
-
-
-def _first(events: Iterable[Event], kind: str) -> Mapping[str, Any]:
-    return next((event.data for event in events if event.kind == kind), {})

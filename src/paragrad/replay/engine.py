@@ -1,7 +1,7 @@
-"""A run once more, in one process: the same worker's loop, center and learners, in the order in which its center heard of what.
+"""Repeats a run in one process, with the same worker loop, center and learners, in the order of arrivals at its center.
 
-A window depends only on what its worker adopted and on its own mini-batches. So it is run when its commit is due, and the
-centers that it read, whose clocks are in the record, are kept until then.
+A window depends only on the answers that its worker adopted and on its mini-batches. So it is computed when its commit is due.
+The centers that the worker read, whose clocks are in the record, are kept until then.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import torch
 
@@ -33,10 +34,10 @@ from paragrad.types import Commit, Reply, Vector
 
 
 class Replay:
-    """Repeats what a history says, or raises ``NotReplayed`` where that is not what comes out."""
+    """Repeats a history, or raises ``NotReplayed`` where the replay differs from it."""
 
     def __init__(
-        self, job: Job, learner: Learner, history: History, *, looked: Callable[[Center], None] = lambda center: None
+        self, job: Job, learner: Learner, history: History, *, updated: Callable[[Center], None] = lambda center: None
     ) -> None:
         if is_shared(job.scheme):
             raise UsageError(
@@ -45,17 +46,17 @@ class Replay:
             )
         self.job = job
         self.learner = learner
-        """Gives the starting point."""
+        """Has the initial weights."""
         self.history = history
-        self.looked = looked
-        """Called with the center at the beginning of an attempt and after every update."""
+        self.updated = updated
+        """Called with the center at the start of an attempt and after every update."""
         self.notes: list[str] = []
         self.commits = 0
         self.strayed: Arrival | None = None
-        """The first commit whose loss is not the recorded one."""
+        """First commit whose loss differs from the record."""
 
     def run(self) -> Center:
-        """Repeat all of it; returns the center as it is in the end."""
+        """Repeat the whole history; return the final center."""
         snapshot: CenterSnapshot | None = None
         with one_thread():
             for attempt, following in zip(self.history.attempts, [*self.history.attempts[1:], None], strict=True):
@@ -66,70 +67,54 @@ class Replay:
                 snapshot = stage.center.snapshot()
         return stage.center
 
-    def make_learner(self) -> Learner:
-        """A worker's learner, as a worker process makes it."""
-        return warm_learner(self.job, "cpu")
-
 
 class _Stage:
-    """One attempt of a run: its center, its workers, and the centers that they read."""
+    """One attempt of a run: its center, its workers, and the centers that workers read."""
 
     def __init__(self, replay: Replay, attempt: Attempt) -> None:
         self.replay = replay
         self.attempt = attempt
         start = attempt.start
         workers: int = start["workers"]
-        job = replace(replay.job, plan=replace(replay.job.plan, epochs=start["epochs"]))
-        self.job = job
-        over_network = self._over_network = start["engine"].startswith("network")
+        job = self.job = replace(replay.job, plan=replace(replay.job.plan, epochs=start["epochs"]))
+        self._over_network = start["engine"].startswith("network")
         self.center = make_center(
             job,
             replay.learner,
             workers=workers,
             partition=start["partition"],
             allocate=private,
-            by_reference=not over_network,
+            by_reference=not self._over_network,
         )
         self.center.applied, self.center.refused, self.center.repeated = self._applied, self._refused, self._repeated
-        learner = replay.learner
-        self._slots = [
-            Slot.make(
-                private,
-                rank,
-                job,
-                learner,
-                window=longest_window(job),
-                by_reference=bool(self.center.homes),
-                residuals=True,
-            )
-            for rank in range(workers)
-        ]
+        options: Any = {"window": longest_window(job), "by_reference": bool(self.center.homes), "residuals": True}
+        self._slots = [Slot.make(private, rank, job, replay.learner, **options) for rank in range(workers)]
         self._actors: dict[int, _Actor] = {}
-        self._kept = _Kept(attempt, pulled_answers=not self.center.answers)
+        self._values_read = _CenterValues(attempt, pulled_answers=not self.center.answers)
         self._clock = -1
 
     def go_on_from(self, snapshot: CenterSnapshot) -> None:
-        """Restore the center from a snapshot, as a resumed run does from its checkpoint."""
+        """Restore the center from a snapshot, as a resumed run does."""
         snapshot.numbers.leases = {**snapshot.numbers.leases, "epochs": self.job.plan.epochs}
         self.center.restore(snapshot)
 
     def play(self, until: int | None) -> None:
-        """Let everything arrive up to that number; None: until the last update of the run has been made."""
-        self._look()
+        """Repeat the arrivals up to this number; None: until the last update of the attempt."""
+        self._report_update()
         for number in count(self.attempt.begins + 1):
             if number > until if until is not None else self.center.clock >= self.attempt.clock:
                 break
             arrival = self.attempt.arrivals.get(number)
             if arrival is None:
-                self._miss(number, last=until is None)
+                self._missing(number, last=until is None)
                 break
             try:
                 self._deliver(self._arrive(arrival))
             except NotReplayed:
                 raise
             except ParagradError as error:
-                raise _left(arrival, str(error)) from error
-            self._kept.forget(number)
+                raise _not_replayed(arrival, str(error)) from error
+            self._values_read.forget(number)
 
     # -- arrivals -------------------------------------------------------------------------------------------
 
@@ -153,11 +138,11 @@ class _Stage:
 
     def _make(self, rank: int, incarnation: int) -> _Actor:
         center = self.center
-        exchange = _Repeated(
+        exchange = _ReplayedExchange(
             self.job,
-            self.replay.make_learner(),
+            warm_learner(self.replay.job, "cpu"),
             self._slots[rank],
-            self._kept,
+            self._values_read,
             workers=center.workers,
             incarnation=incarnation,
             answer=center.answers[rank] if center.answers else None,
@@ -168,8 +153,8 @@ class _Stage:
     def _make_commit(self, arrival: Arrival) -> Commit:
         actor = self._actors.get(arrival.worker)
         if actor is None or actor.incarnation != arrival.incarnation:
-            raise _left(arrival, f"incarnation {arrival.incarnation} of this worker has not joined, or has left")
-        with self._kept.read_by(arrival), _threads(self.attempt.start["threads"]):
+            raise _not_replayed(arrival, f"incarnation {arrival.incarnation} of this worker has not joined, or has left")
+        with self._values_read.read_by(arrival), _threads(self.attempt.start["threads"]):
             actor.work_until_sent(arrival)
         commit = self._slots[arrival.worker].get_commit()
         if self.center.homes:
@@ -177,19 +162,19 @@ class _Stage:
         for name in ("sequence", "steps", "batches", "version", "saw", "pulls"):
             mine, recorded = getattr(commit, name), getattr(arrival, name)
             if mine != recorded:
-                raise _left(arrival, f"its {name} would be {mine}, and is {recorded} in the record")
+                raise _not_replayed(arrival, f"its {name} would be {mine}, but {recorded} in the record")
         commit.seconds = arrival.seconds
         return commit
 
     def _again(self, arrival: Arrival) -> Commit:
-        """A commit of which the center looks at no more than who sent it."""
+        # The center reads only the sender of a repeated commit.
         lo, hi = self.center.part(0)
         value = self.center.value.new_zeros(hi - lo)
         return Commit(arrival.worker, arrival.sequence, 0, value, 0, incarnation=arrival.incarnation)
 
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:
-            # Over a network what a codec had left out may be lost with the worker that kept it; the record knows.
+            # Over a network, the residual of a codec may be lost with its worker; the record says whether it was.
             lost = self._over_network and not self.attempt.taken.get((reply.worker, -1 - reply.sequence), False)
             if lost and reply.sequence < 0:
                 self.center.private.residuals.pop(reply.worker, None)
@@ -198,8 +183,8 @@ class _Stage:
                 reply = replace(reply, residual=None)
             self._slots[reply.worker].put_reply(reply)
 
-    def _miss(self, number: int, *, last: bool) -> None:
-        """An arrival is not in the record: the end of a run that was cut off in the middle of a round, or a gap."""
+    def _missing(self, number: int, *, last: bool) -> None:
+        """Handle an arrival that is not in the record: a killed run ends in the middle of a round, else there is a gap."""
         attempt, history = self.attempt, self.replay.history
         later = {arrival.clock for n, arrival in attempt.arrivals.items() if n > number and arrival.clock is not None}
         if last and history.ended is None and later <= {attempt.clock} and self.center.clock == attempt.clock - 1:
@@ -207,49 +192,46 @@ class _Stage:
                 f"The record was cut off in the middle of update {attempt.clock}: the replay ends before it."
             )
             return
-        why = f"; {history.left_out} lines were left out of it when the disk was full" if history.left_out else ""
+        why = f"; {history.left_out} lines were left out when the disk was full" if history.left_out else ""
         raise UsageError(
-            f"The record has a gap: arrival {number} at the center is not in it{why}. Without it the run cannot be repeated "
-            f"beyond update {self.center.clock}."
+            f"The record has a gap: arrival {number} at the center is missing{why}. The run cannot be repeated beyond update "
+            f"{self.center.clock}."
         )
 
-    # -- what the center says --------------------------------------------------------------------------------
+    # -- observers of the center -----------------------------------------------------------------------------
 
     def _applied(self, commit: Commit) -> None:
-        arrival = self._known(commit)
+        arrival = self.attempt.arrivals[commit.arrived]
         if arrival.clock != self.center.clock:
             recorded = "not applied" if arrival.clock is None else f"part of update {arrival.clock}"
-            raise _left(arrival, f"it would be part of update {self.center.clock}, and was {recorded} in the record")
+            raise _not_replayed(arrival, f"it would be part of update {self.center.clock}, but was {recorded} in the record")
         self.replay.commits += 1
         if self.replay.strayed is None and arrival.loss is not None and abs(commit.loss - arrival.loss) > 1e-6:
             self.replay.strayed = arrival
-        self._look()
+        self._report_update()
 
     def _refused(self, commit: Commit, why: str) -> None:
-        arrival = self._known(commit)
+        arrival = self.attempt.arrivals[commit.arrived]
         if arrival.why != why:
-            raise _left(arrival, f"it would be refused ({why}), and was not so in the record")
+            raise _not_replayed(arrival, f"it would be rejected ({why}), but was not rejected for that in the record")
 
     def _repeated(self, commit: Commit, arrived: int) -> None:
         arrival = self.attempt.arrivals[arrived]
         if arrival.kind != "repeated":
-            raise _left(arrival, "it would be one that the center has already, and was not in the record")
+            raise _not_replayed(arrival, "it would be a repeated commit, but was a new one in the record")
 
-    def _known(self, commit: Commit) -> Arrival:
-        return self.attempt.arrivals[commit.arrived]
-
-    def _look(self) -> None:
+    def _report_update(self) -> None:
         if self.center.clock != self._clock:
             self._clock = self.center.clock
-            self._kept.keep(self.center)
-            self.replay.looked(self.center)
+            self._values_read.keep(self.center)
+            self.replay.updated(self.center)
 
 
-class _Repeated(Exchange):
-    """A worker's exchange in this process: it stops at every commit, until that is due."""
+class _ReplayedExchange(Exchange):
+    """A worker's exchange in this process, which stops at every commit until it is due."""
 
     arrival: Arrival | None = None
-    """The commit that the worker is on its way to."""
+    """Next commit of the worker."""
 
     def send(self, commit: Commit) -> Wait:  # type: ignore[override]
         super().send(commit)
@@ -259,14 +241,14 @@ class _Repeated(Exchange):
         if self.arrival is None:
             return WAIT
         if not self.is_answered:
-            raise _left(self.arrival, "the center would not have answered this worker yet")
+            raise _not_replayed(self.arrival, "the center would not have answered this worker yet")
         return super().receive()
 
 
 class _Actor:
     """One worker between two of its commits."""
 
-    def __init__(self, scheme: Scheme, exchange: _Repeated, incarnation: int) -> None:
+    def __init__(self, scheme: Scheme, exchange: _ReplayedExchange, incarnation: int) -> None:
         self.incarnation = incarnation
         self._exchange = exchange
         self._steps = 0
@@ -279,15 +261,15 @@ class _Actor:
         self._steps, exchange.arrival = arrival.steps, arrival
         joins = self._driver.request == JOIN
         if not self._driver.go_on(exchange.receive() if joins else None):  # type: ignore[arg-type]
-            raise _left(arrival, "this worker would have had no rows left")
+            raise _not_replayed(arrival, "this worker would have had no rows left")
 
     def _as_recorded(self, scheme: Scheme) -> Scheme:
-        """A scheme that may end windows early ends them where the record says: what it went by may have been a queue."""
+        """Return a scheme that ends windows early at the recorded steps, because the reason may have been a queue."""
         if not scheme.early:
             return scheme
 
         def go_on(me: Replica) -> bool:
-            scheme.go_on(me)  # it may have more to do than to decide
+            scheme.go_on(me)  # it may also update slots
             return me.steps < self._steps
 
         mine = copy.copy(scheme)
@@ -295,8 +277,8 @@ class _Actor:
         return mine
 
 
-class _Kept:
-    """The center as workers read it, by clock, for as long as a commit to come was made from it."""
+class _CenterValues:
+    """Values of the center by clock, kept while a later commit needs them."""
 
     def __init__(self, attempt: Attempt, *, pulled_answers: bool) -> None:
         self._pulled_answers = pulled_answers
@@ -312,37 +294,37 @@ class _Kept:
             self._until[number].append(clock)
 
     def _read(self, arrival: Arrival) -> list[int]:
-        """The clocks that a worker read on its way to a commit, in order."""
+        """Return the clocks that a worker read before a commit, in order."""
         if arrival.kind != "commit":
             return []
         return [*([arrival.saw] if self._pulled_answers else []), *arrival.pulls]
 
     def keep(self, center: Center) -> None:
-        """The center has moved on."""
+        """Copy the center after an update, if a later commit needs it."""
         if center.clock in self._wanted:
             self._values[center.clock] = center.value.clone()
 
     def forget(self, number: int) -> None:
-        """This arrival is over, and what only it needed with it."""
+        """Drop the values that no arrival after this one needs."""
         for clock in self._until.pop(number, ()):
             self._values.pop(clock, None)
 
     @contextlib.contextmanager
     def read_by(self, arrival: Arrival) -> Iterator[None]:
-        """Inside, the center is read as it was on the way to this commit."""
+        """Inside ``with``, a worker reads the centers that it read before this commit."""
         self._arrival, self._due = arrival, self._read(arrival)
         yield
         if self._due:
-            raise _left(arrival, f"it would not read the center at update {self._due[0]}, and did in the record")
+            raise _not_replayed(arrival, f"it would not read the center at update {self._due[0]}, but did in the record")
 
     def pull(self, value: Vector) -> int:
-        """The center that the worker read next."""
+        """Copy the next center that the worker read."""
         assert self._arrival is not None
         if not self._due:
-            raise _left(self._arrival, "it would read the center once more than in the record")
+            raise _not_replayed(self._arrival, "it would read the center once more than in the record")
         clock = self._due.pop(0)
         if clock not in self._values:
-            raise _left(self._arrival, f"it read the center at update {clock}, which has not been made")
+            raise _not_replayed(self._arrival, f"it read the center at update {clock}, which has not been made")
         value.copy_(self._values[clock])
         return clock
 
@@ -354,15 +336,13 @@ class _Kept:
 
 @contextlib.contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """Let a worker's model compute with as many threads as it had: sums of floats depend on how they are cut."""
-    if number != 1:
-        torch.set_num_threads(number)
+    """Use the number of threads that a worker had, because the order of sums of floats depends on it."""
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        if number != 1:
-            torch.set_num_threads(1)
+        torch.set_num_threads(1)
 
 
-def _left(arrival: Arrival, how: str) -> NotReplayed:
-    return NotReplayed(f"At arrival {arrival.number} ({arrival}) the replay left the record: {how.rstrip('.')}.")
+def _not_replayed(arrival: Arrival, how: str) -> NotReplayed:
+    return NotReplayed(f"At arrival {arrival.number} ({arrival}) the replay differs from the record: {how.rstrip('.')}.")

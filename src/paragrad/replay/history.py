@@ -1,4 +1,4 @@
-"""What came to the center of a run, in order, read back from its record: what a replay goes by."""
+"""The arrivals at the center of a run, in order, read from its record for a replay."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from paragrad.types import Batches, Event
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One thing that the center heard of: a worker that joined or left, or a commit."""
+    """One arrival at the center: a worker that joined or left, or a commit."""
 
     number: int
-    """The center counts all arrivals of a run, from 1."""
+    """Number of the arrival in the run, from 1."""
     kind: str
-    """join, leave, commit (applied, refused, or waiting still), repeated, or forgotten by a center that was killed."""
+    """join, leave, commit (applied, rejected, or still waiting), repeated, or forgotten by a center that was killed."""
     worker: int
     incarnation: int = 0
     sequence: int = 0
     version: int = 0
     saw: int = 0
-    """The clock of the answer that its worker had read."""
+    """Clock of the last answer that its worker had read."""
     steps: int = 0
     batches: Batches = ()
     pulls: tuple[int, ...] = ()
     seconds: float = 0.0
     loss: float | None = None
     clock: int | None = None
-    """The update that it was applied in."""
+    """Update in which it was applied."""
     why: str | None = None
-    """Why it was not applied: late, or not finite."""
+    """Reason why it was rejected: late, or not finite."""
     state: bool = False
-    """Whether a worker that joined went on from what another in its place had kept to itself."""
+    """True if a worker that joined got the private state of its predecessor."""
 
     def __str__(self) -> str:
         what = {"join": "joined", "leave": "left"}.get(self.kind, f"commit {self.sequence}")
@@ -44,57 +44,55 @@ class Arrival:
 
 @dataclass
 class Attempt:
-    """A run from its start, or from a checkpoint that it went back to, up to its end or to the next such checkpoint."""
+    """Part of a run: from its start, or from a checkpoint that it was resumed from, to its end or the next such checkpoint."""
 
     start: Mapping[str, Any]
-    """What the record's event ``start`` says of it."""
+    """Data of its event ``start``."""
     begins: int = 0
-    """The number of arrivals before it: those that the checkpoint holds."""
+    """Number of arrivals before it, which the checkpoint contains."""
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     taken: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """Of workers over a network that came to a place, with their incarnation: whether they had what a codec had left out."""
+    """Network engine, by worker and incarnation: True if it still had the residual of its codec."""
 
     @property
     def clock(self) -> int:
-        """The last update of this attempt; 0 where it made none."""
+        """Last update of this attempt; 0 if there is none."""
         return max((arrival.clock or 0 for arrival in self.arrivals.values()), default=0)
 
     def add(self, arrival: Arrival) -> None:
-        """One more."""
+        """Add an arrival."""
         before = self.arrivals.setdefault(arrival.number, arrival)
         if before is not arrival:
             raise UsageError(f"The record has two arrivals with the number {arrival.number}: {before} and {arrival}.")
 
     def skip(self, last: int, forgotten: Iterable[int]) -> None:
-        """The center was killed after the arrival ``last`` and started again; commits that waited in a round came again."""
+        """Account for a restart of the center after the arrival ``last``; waiting commits, which it forgot, were sent again."""
         self.arrivals = {number: arrival for number, arrival in self.arrivals.items() if number <= last}
         self.arrivals |= {number: Arrival(number, "forgotten", -1) for number in forgotten}
 
     def cut(self, begins: int, waiting: Iterable[Mapping[str, Any]]) -> None:
-        """Forget what came after a checkpoint that the run went back to; what waited in a round then was never applied."""
+        """Drop the arrivals after a checkpoint that the run was resumed from; commits that waited then were never applied."""
         self.arrivals = {number: arrival for number, arrival in self.arrivals.items() if number <= begins}
-        for told in waiting:
-            arrival = _commit(told)
+        for commit in waiting:
+            arrival = _commit(commit)
             self.arrivals[arrival.number] = arrival
 
 
 @dataclass
 class History:
-    """All that made the center of a run what it is, attempt after attempt."""
+    """Everything that determined the center of a run, attempt by attempt."""
 
     attempts: list[Attempt] = field(default_factory=list)
     ended: str | None = None
-    """Why the run ended; None where it was cut off."""
+    """Reason why the run ended; None if it was killed."""
     whole: bool = False
-    """Whether the run came to a model."""
+    """True if the run produced a model."""
     left_out: int = 0
-    """Lines that a full disk did not take."""
-    done_again: int = 0
-    """Mini-batches of commits that waited, their workers gone on, when the center was killed."""
+    """Number of lines that were lost because the disk was full."""
 
 
 def read(events: Iterable[Event]) -> History:
-    """The history of a run from its record."""
+    """Return the history of a run, given its events."""
     history, start = History(), None
     for event in events:
         try:
@@ -108,7 +106,6 @@ def read(events: Iterable[Event]) -> History:
                 _go_back(history, start, event.data)
             elif event.kind == "restart":
                 history.attempts[-1].skip(event.data["arrived"], event.data["forgotten"])
-                history.done_again += event.data["again"]
             elif event.kind == "residual":
                 history.attempts[-1].taken[event.data["worker"], event.data["incarnation"]] = event.data["taken"]
             elif event.kind == "gap":
@@ -121,15 +118,15 @@ def read(events: Iterable[Event]) -> History:
                     history.attempts[-1].add(arrival)
         except (KeyError, IndexError, AssertionError) as error:
             raise UsageError(
-                f"The record cannot be replayed: of an event {event.kind!r} at {event.time} s it does not say "
-                f"{error.args[0] if error.args else 'of which start'!r}. It was written by an older version, or its beginning "
-                "is missing."
+                f"The record cannot be replayed: an event {event.kind!r} at {event.time} s lacks "
+                f"{error.args[0] if error.args else 'its start'!r}. It was written by an older version, or its beginning is "
+                "missing."
             ) from error
     return history
 
 
 def _go_back(history: History, start: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """A run goes on from a checkpoint, or (without one) begins anew: what came after it is forgotten."""
+    """Drop everything after the checkpoint from which a run was resumed; without one, the run starts again."""
     begins = data["arrived"]
     kept = [attempt for attempt in history.attempts if attempt.begins < begins] if data["path"] is not None else []
     if kept:

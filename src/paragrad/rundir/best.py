@@ -1,4 +1,4 @@
-"""The weights of the lowest validation loss of a run: in memory, and in ``best/`` of its directory for one that is resumed."""
+"""The weights with the lowest validation loss: in memory, and in ``best/`` of the run directory for a resumed run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FOLDER = "best"
 
 
 def lowest(history: Iterable[Mapping[str, Any]], until: float = float("inf")) -> Mapping[str, Any] | None:
-    """Return the first validation with the lowest loss, of those up to an update; None where no loss is a number."""
+    """Return the first validation with the lowest loss up to an update; None if no loss is a number."""
     known = (look for look in history if look["clock"] <= until and look["loss"] == look["loss"])
     return min(known, key=lambda look: look["loss"], default=None)
 
 
 def wanted(history: Sequence[Mapping[str, Any]], clocks: Iterable[int]) -> set[int]:
-    """Return the updates whose weights are the best so far, or were when a checkpoint of one of these clocks was written."""
+    """Return the updates with the best weights: so far, and at each of these checkpoints."""
     found = [lowest(history), *(lowest(history, clock) for clock in clocks)]
     return {look["clock"] for look in found if look is not None}
 
 
 class Best:
-    """Keeps a snapshot, and writes it beside the training."""
+    """Keeps the best snapshot and writes it in a background thread."""
 
     def __init__(self, directory: Path) -> None:
         self.snapshot: Snapshot | None = None
@@ -35,16 +35,18 @@ class Best:
         self._error: str | None = None
 
     def keep(self, snapshot: Snapshot, wanted: Collection[int]) -> str | None:
-        """This is the best from now on; once it is written, all but those of the ``wanted`` updates are removed. Return why
-        the one before could not be written, if so."""
-        failed = self.finish()
+        """Replace the best snapshot; return the error of the previous write, if any.
+
+        Once the snapshot is written, the files of all updates but the ``wanted`` ones are removed.
+        """
+        error = self.finish()
         self.snapshot = snapshot
         self._writer = threading.Thread(target=self._write, args=(snapshot, wanted), name="best")
         self._writer.start()
-        return failed
+        return error
 
     def finish(self) -> str | None:
-        """Wait until it is written; return why it could not be, if so."""
+        """Wait for the current write; return its error, if any."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -53,13 +55,13 @@ class Best:
 
     def _write(self, snapshot: Snapshot, wanted: Collection[int]) -> None:
         try:
-            checkpoint.write(self._folder, {name: t.cpu() for name, t in snapshot.tensors.items()}, snapshot.facts)
-            checkpoint.remove_but(self._folder, wanted)
+            tensors = {name: tensor.cpu() for name, tensor in snapshot.tensors.items()}
+            checkpoint.save(self._folder, tensors, snapshot.facts, kept=wanted)
         except OSError as error:
             self._error = f"{type(error).__name__}: {error}"
 
     def recall(self, clock: int) -> str | None:
-        """Read the snapshot of that update, as an earlier process wrote it; return why it cannot be, if so."""
+        """Read the snapshot that an earlier process wrote at this update; return the error, if any."""
         try:
             found = checkpoint.load(self._folder / checkpoint.name_of(clock))
         except checkpoint.Damaged as error:

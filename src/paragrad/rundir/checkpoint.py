@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, synced, renamed, with a checksum; the newest sound one is found again."""
+"""The format of checkpoints: written to a temporary folder, synced, renamed, with checksums; and how to find the newest one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,21 @@ from safetensors.torch import load_file, save_file
 KEPT = 2
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
 NAMES = "names"
-"""The entry of the metadata that says where each tensor of the model lies."""
+"""Metadata entry with the place of each tensor of the model in its vectors."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from."""
+    """The state from which a run can be resumed."""
 
     path: Path
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Any]
     names: Mapping[str, Any] = field(default_factory=dict)
-    """Where each tensor of the model lies: its vector, first and last element, shape and type."""
+    """Place of each tensor of the model: vector, first and last element, shape, type."""
 
     def named(self) -> dict[str, torch.Tensor]:
-        """The tensors of the model by name: all that training changes, and its buffers."""
+        """Return the tensors of the model by name: trained parameters and buffers."""
         return {
             name: self.tensors[vector][lo:hi].view(shape).to(getattr(torch, dtype), copy=True)
             for name, (vector, lo, hi, shape, dtype) in self.names.items()
@@ -40,25 +40,20 @@ class Checkpoint:
 
 
 class Damaged(Exception):
-    """A checkpoint that cannot be trusted, and why."""
+    """A checkpoint cannot be trusted; the message says why."""
 
 
 def save(
-    folder: Path, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], names: Mapping[str, Any] | None = None
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, Any],
+    names: Mapping[str, Any] | None = None,
+    kept: Collection[int] | None = None,
 ) -> Path:
-    """Write a checkpoint, and remove those that are too old; on any failure the ones before it stay as they are.
+    """Write a checkpoint, then remove those of all updates but the ``kept`` ones, by default the newest.
 
-    ``names`` say where the tensors of the model lie in its vectors; they are written as the metadata of the tensors' file.
+    If the write fails, the earlier checkpoints stay. ``names`` (see ``Checkpoint``) become metadata of the tensor file.
     """
-    final = write(folder, tensors, numbers, names)
-    remove_but(folder, clocks(folder)[-KEPT:])
-    return final
-
-
-def write(
-    folder: Path, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], names: Mapping[str, Any] | None = None
-) -> Path:
-    """Write a checkpoint beside the others."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / name_of(numbers["clock"])
     aside = folder / f".{final.name}.{os.getpid()}.tmp"
@@ -66,12 +61,10 @@ def write(
     aside.mkdir()
     try:
         write_tensors(aside / TENSORS, tensors, {NAMES: json.dumps(names or {})})
-        manifest = {"tensors_sha256": _digest(aside / TENSORS), "numbers": dict(numbers)}
-        text = json.dumps(manifest)
+        text = json.dumps({"tensors_sha256": _digest(aside / TENSORS), "numbers": dict(numbers)})
         (aside / MANIFEST).write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text}))
-        for name in (TENSORS, MANIFEST):
-            _sync(aside / name)
-        _sync(aside)
+        for path in (aside / TENSORS, aside / MANIFEST, aside):
+            _sync(path)
         if final.exists():
             shutil.rmtree(final)
         aside.rename(final)
@@ -79,27 +72,24 @@ def write(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+    there = clocks(folder)
+    for clock in set(there).difference(there[-KEPT:] if kept is None else kept):
+        shutil.rmtree(folder / name_of(clock), ignore_errors=True)
     return final
 
 
 def name_of(clock: int) -> str:
-    """The name of the checkpoint of an update."""
+    """Return the folder name of the checkpoint of an update."""
     return f"{clock:010d}"
 
 
 def clocks(folder: Path) -> list[int]:
-    """The updates that there are checkpoints of, in order."""
-    return sorted(int(path.name) for path in _all(folder))
-
-
-def remove_but(folder: Path, kept: Collection[int]) -> None:
-    """Remove the checkpoints of all other updates."""
-    for clock in set(clocks(folder)).difference(kept):
-        shutil.rmtree(folder / name_of(clock), ignore_errors=True)
+    """Return the updates that have a checkpoint, in order."""
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit() and path.is_dir())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file; a disk that does not take it is an ``OSError``, as with any other file."""
+    """Write a safetensors file; raise ``OSError`` if the disk is full, as for any other file."""
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
     except SafetensorError as error:
@@ -107,15 +97,15 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint; raise ``Damaged`` unless every checksum holds."""
+    """Read one checkpoint; raise ``Damaged`` if a checksum does not match."""
     try:
         outer = json.loads((path / MANIFEST).read_text())
         text = outer["manifest"]
         if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
-            raise Damaged("the manifest's checksum does not hold")
+            raise Damaged("wrong checksum of the manifest")
         manifest = json.loads(text)
         if _digest(path / TENSORS) != manifest["tensors_sha256"]:
-            raise Damaged("the tensors' checksum does not hold")
+            raise Damaged("wrong checksum of the tensors")
         with safe_open(path / TENSORS, framework="pt") as opened:
             names = json.loads((opened.metadata() or {})[NAMES])
         return Checkpoint(path, load_file(path / TENSORS), manifest["numbers"], names)
@@ -124,18 +114,19 @@ def load(path: Path) -> Checkpoint:
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint, and what to say of those that were passed over."""
-    passed: list[str] = []
-    for path in sorted(_all(folder), reverse=True):
+    """Return the newest valid checkpoint, and a note on each damaged one that was skipped."""
+    notes: list[str] = []
+    for clock in reversed(clocks(folder)):
+        path = folder / name_of(clock)
         try:
-            return load(path), passed
+            return load(path), notes
         except Damaged as error:
-            passed.append(f"Checkpoint {path.name} is damaged ({error}); the one before it is used.")
-    return None, passed
+            notes.append(f"Checkpoint {path.name} is damaged ({error}); the one before it is used.")
+    return None, notes
 
 
 def of(folder: Path, which: str | int) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint of an update, or the newest sound one ("latest"), and what to say of those that were passed over."""
+    """Return the checkpoint of an update, or the newest valid one ("latest"), and notes on damaged ones."""
     if which == "latest":
         return newest(folder)
     path = folder / name_of(int(which))
@@ -143,10 +134,6 @@ def of(folder: Path, which: str | int) -> tuple[Checkpoint | None, list[str]]:
         return (load(path), []) if path.is_dir() else (None, [])
     except Damaged as error:
         return None, [f"Checkpoint {path.name} is damaged ({error})."]
-
-
-def _all(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.glob("[0-9]*") if path.name.isdigit() and path.is_dir())
 
 
 def _digest(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A run's directory: everything about the run, and nothing about it anywhere else."""
+"""The run directory, which holds every file of a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from paragrad.config import options
 from paragrad.core.flat import plain_state
@@ -29,17 +30,17 @@ class RunDirectory:
 
     path: Path
     used: bool = False
-    """Whether a run has begun in it before."""
+    """True if a run was started in it before."""
 
     @classmethod
     def open(cls, run: Run, name: str) -> RunDirectory:
-        """Make the directory, or, to resume, take the one that is there."""
+        """Create the directory, or reuse it to resume its run."""
         path = Path(run.out) if run.out is not None else _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
         if path.exists() and not path.is_dir():
             raise UsageError(f"The run directory {path} is a file; give another --out.")
         has_run = (path / "record.jsonl").exists()
         if run.resume is True and not has_run:
-            raise UsageError(f"There is no run to resume in {path}: it has no record.jsonl.")
+            raise UsageError(f"There is no run to resume in {path}: record.jsonl is missing.")
         if not run.resume and path.exists() and any(path.iterdir()):
             raise UsageError(
                 f"The run directory {path} is already used. Give another out=, or resume the run in it "
@@ -57,45 +58,47 @@ class RunDirectory:
     def checkpoint(
         self, identity: dict[str, Any], notes: list[str], left: checkpoint.Checkpoint | None = None
     ) -> checkpoint.Checkpoint | None:
-        """The newest sound checkpoint of this very run, or what its center ``left`` in memory, if that is newer; its training,
-        not its length, must be the same."""
-        found, passed = checkpoint.newest(self.path / "checkpoints")
-        notes += passed
+        """Return the newest valid checkpoint, or the state that the center ``left`` in memory if that is not older.
+
+        Raise if the settings of the training (``identity``) have changed; the length of the run may change.
+        """
+        found, damaged = checkpoint.newest(self.path / "checkpoints")
+        notes += damaged
         if left is not None and (found is None or left.numbers["clock"] >= found.numbers["clock"]):
             found = left
         if found is None:
             if self.used:
-                notes.append(f"{self.path} has no sound checkpoint: the run begins anew.")
+                notes.append(f"{self.path} has no valid checkpoint: the run starts from the beginning.")
             return None
         before = found.numbers["identity"]
         for key, value in identity.items():
             if before.get(key) != value:
                 raise UsageError(
-                    f"The run in {self.path} was made with {key} {before.get(key)!r}, but now it is {value!r}: that would be "
-                    "another run. Give the same value, or another out=."
+                    f"The run in {self.path} was made with {key} {before.get(key)!r}, and cannot be resumed with {value!r}. "
+                    "Give the same value, or another out=."
                 )
-        where = "as its center left it" if found is left else f"checkpoint {found.path.name}"
-        notes.append(f"The run goes on from update {found.numbers['clock']} ({where}).")
+        origin = "the state that its center left" if found is left else f"checkpoint {found.path.name}"
+        notes.append(f"The run resumes at update {found.numbers['clock']} ({origin}).")
         return found
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """run.toml: everything needed to repeat the run."""
-        with self._at_the_start("run.toml") as aside:
+        """Write run.toml: the settings that repeat the run."""
+        with self._required("run.toml") as aside:
             options.write_config(aside, config)
 
     def write_model_facts(self, card: str, transforms: str | None) -> None:
-        """model.json and, where columns are transformed, transforms.json: what is needed to use the model later."""
-        with self._at_the_start("model.json") as aside:
+        """Write model.json and, if columns are transformed, transforms.json: what ``pg.load`` needs."""
+        with self._required("model.json") as aside:
             aside.write_text(card, encoding="utf-8")
         if transforms is not None:
-            with self._at_the_start("transforms.json") as aside:
+            with self._required("transforms.json") as aside:
                 aside.write_text(transforms, encoding="utf-8")
 
     @contextlib.contextmanager
-    def _at_the_start(self, name: str) -> Iterator[Path]:
-        """A file without which a run does not begin."""
+    def _required(self, name: str) -> Iterator[Path]:
+        """Write a file that a run cannot start without."""
         try:
-            with self._whole(name) as aside:
+            with self._written_whole(name) as aside:
                 yield aside
         except OSError as error:
             raise UsageError(
@@ -103,25 +106,27 @@ class RunDirectory:
             ) from error
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """summary.json: what was measured."""
-        with self._whole("summary.json") as aside:
+        """Write summary.json: the measured results."""
+        with self._written_whole("summary.json") as aside:
             aside.write_text(json.dumps(plain(summary), indent=2) + "\n", encoding="utf-8")
 
     def save_model(self, learner: Learner) -> None:
-        """model.safetensors: the module's own names, tied tensors once, aliases in the metadata. Of Keras, also model.keras."""
+        """Write model.safetensors with the module's names, tied tensors once; for Keras also model.keras."""
         tensors, aliases = named_tensors(learner)
-        # safetensors writes several entries of metadata in an order of chance: one alone, where that is enough.
-        metadata = {"format": "pt"} | ({"aliases": json.dumps(aliases)} if aliases else {})
-        with self._whole("model.safetensors") as aside:
+        # safetensors writes metadata entries in random order: with a single entry the file is reproducible. It sorts tensors
+        # by name, and names of Keras layers depend on how many were made before: such a model is matched by order.
+        metadata = {"order": json.dumps(list(tensors))} if isinstance(learner, Saves) else {"format": "pt"}
+        metadata |= {"aliases": json.dumps(aliases)} if aliases else {}
+        with self._written_whole("model.safetensors") as aside:
             checkpoint.write_tensors(aside, tensors, metadata=metadata)
         if isinstance(learner, Saves) and learner.file is not None:
-            with self._whole(learner.file) as aside:
+            with self._written_whole(learner.file) as aside:
                 learner.save(aside)
 
     @contextlib.contextmanager
-    def _whole(self, name: str) -> Iterator[Path]:
-        """A file that is written whole or not at all: what was there before stays on a full disk."""
-        aside = self.path / f".tmp-{name}"  # the ending stays: Keras goes by it
+    def _written_whole(self, name: str) -> Iterator[Path]:
+        """Write a file completely or not at all: on a full disk the earlier file stays."""
+        aside = self.path / f".tmp-{name}"  # with the same suffix, from which Keras takes the format
         try:
             yield aside
             aside.rename(self.path / name)
@@ -130,16 +135,24 @@ class RunDirectory:
             raise
 
 
+def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what ``save_model`` wrote: the tensors by name, in the order of the model if it counts, and names of tied ones."""
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata() or {}
+        order = json.loads(metadata.get("order", "[]")) or opened.keys()
+        return {name: opened.get_tensor(name) for name in order}, json.loads(metadata.get("aliases", "{}"))
+
+
 def named_tensors(learner: Learner) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What is kept of a trained model: its tensors by name, tied ones once, and the further names of those."""
+    """Return the tensors of a trained model by name, tied ones once, and the other names of those."""
     module = getattr(learner, "module", None)
-    tensors: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    first: dict[int, str] = {}
     if isinstance(learner, Saves):
         named = learner.tensors()
     else:
         named = plain_state(module) if module is not None else {"weights": learner.weights, "buffers": learner.buffers}
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[int, str] = {}
     for name, tensor in named.items():
         original = first.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if original != name:

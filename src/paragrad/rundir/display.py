@@ -1,4 +1,4 @@
-"""What a run looks like while it goes on: a live view in a terminal, plain lines in a pipe, nothing when quiet."""
+"""The display of a run: a live view in a terminal, plain lines in a pipe, nothing if quiet."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from paragrad.types import Event
 
 REFRESH = 0.25
-"""Seconds between two pictures of the live view."""
+"""Seconds between two updates of the live view."""
 LINE = 5.0
 """Seconds between two plain lines."""
 SOON = 1.0
-"""Seconds after a line in which a validation does not make another: epochs may be short."""
+"""Seconds after a line without a line for a validation: epochs may be short."""
 ROWS = 16
-"""Workers shown by name; the others are counted."""
+"""Workers shown in rows; the others are only counted."""
 HEADINGS = f"{'worker':>6}{'pid':>10}{'commits':>10}{'samples/s':>13}{'loss':>11}{'staleness':>12}   state"
 ENDS = {"seconds": "time limit", "target": "target reached", "patience": "no better"}
 STATES = {"warming up": "yellow", "running": "green", "lost": "bold red", "done": "dim"}
@@ -54,18 +54,13 @@ class _Worker:
 
 
 class Display:
-    """A callback for the events of a run; ``close`` gives the terminal back, whatever happened.
+    """A callback for the events of a run; call ``close`` at the end, also after an error, to restore the terminal.
 
-    A commit only changes a few numbers (microseconds); pictures are drawn from the callback, at most four a second.
+    A commit only changes a few numbers (microseconds). The callback redraws at most four times per second.
     """
 
     def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        quiet: bool = False,
-        lines: bool = False,
-        max_seconds: float | None = None,
+        self, console: Console | None = None, *, quiet: bool = False, lines: bool = False, max_seconds: float | None = None
     ) -> None:
         plain = lines or _in_a_notebook()
         self.console = console or Console(highlight=False, force_terminal=False if plain else None)
@@ -75,44 +70,31 @@ class Display:
         self._workers: dict[int, _Worker] = {}
         self._start: dict[str, Any] = {}
         self._directory = ""
-        self._time = 0.0
-        self._began = 0.0
-        self._went = 0.0
-        self._drawn = 0.0
+        self._time = self._began = self._wall_began = self._drawn = 0.0
         self._next = math.inf
-        self._commits = self._rows = self._staleness = self._refused = 0
-        self._rows_resumed = 0
-        self._rows_before = 0
+        self.commits = 0
+        """Commits applied since the run started or was resumed."""
+        self._rows = self._staleness = self._refused = 0
+        self._rows_planned = self._rows_resumed = self._rows_before = 0
         self._rate = 0.0
         self._loss = math.nan
-        self._seen: dict[str, Any] = {}
+        self._validation: dict[str, Any] = {}
         self._ended = ""
 
     def __call__(self, event: Event) -> None:
         if self._quiet:
             return
         try:
-            self._see(event)
-        except OSError:  # the file is on a full disk, or the reader of the pipe is gone: that must not end a run
+            self._time = event.time
+            if hook := getattr(self, f"_on_{event.kind}", None):
+                hook(event.data)
+            if (now := time.monotonic()) >= self._next:
+                self._tick(now)
+        except OSError:  # the disk is full, or the reader of the pipe is gone: that must not end a run
             self._quiet, self._live = True, None
 
-    def _see(self, event: Event) -> None:
-        self._time = event.time
-        if event.kind == "commit":
-            self._commit(event.data)
-        elif hook := getattr(self, f"_on_{event.kind}", None):
-            hook(event.data)
-        now = time.monotonic()
-        if now >= self._next:
-            self._tick(now)
-
-    @property
-    def commits(self) -> int:
-        """Commits that were applied since the run began or went on."""
-        return self._commits
-
     def close(self) -> None:
-        """Draw the last picture and give the terminal back; harmless when called twice."""
+        """Draw once more and restore the terminal; it may be called twice."""
         live, self._live = self._live, None
         if live is not None:
             self._rates(time.monotonic())
@@ -121,16 +103,15 @@ class Display:
 
     @contextmanager
     def reads(self) -> Iterator[None]:
-        """Inside ``with``, show how far files have been read: nothing of what is quick, in a terminal a line that changes,
-        elsewhere a line every few seconds."""
+        """Inside ``with``, show the progress of reading files: one changing line in a terminal, else one every few seconds."""
         line = Live(console=self.console, auto_refresh=False, transient=True)
-        every, said = (REFRESH if self.console.is_terminal else LINE), time.monotonic()
+        every, last = (REFRESH if self.console.is_terminal else LINE), time.monotonic()
 
         def show(step: Progress) -> None:
-            nonlocal said
-            if self._quiet or time.monotonic() < said + every:
+            nonlocal last
+            if self._quiet or time.monotonic() < last + every:
                 return
-            said = time.monotonic()
+            last = time.monotonic()
             size = f"{step.total / 1e6:,.0f} MB" if step.unit == "bytes" else counted(step.total, "row")
             text = f"{step.what[:1].upper()}{step.what[1:]}: {step.done / max(step.total, 1):.0%} of {size}"
             try:
@@ -138,7 +119,7 @@ class Display:
                     line.start()
                     line.update(Text(text), refresh=True)
                 else:
-                    self._say(text)
+                    self._print(text)
             except OSError:  # as in __call__
                 self._quiet = True
 
@@ -149,48 +130,44 @@ class Display:
                 line.stop()
 
     def note(self, message: str) -> None:
-        """Something the user should know."""
+        """Print a message that the user should know."""
         if not self._quiet:
-            self._say(message)
+            self._print(message)
 
     def warn(self, message: str) -> None:
-        """Something the user must not miss."""
+        """Print a message that the user must not miss."""
         if self._quiet:
             return
         if self.console.is_terminal:
-            panel = Panel(
-                Text(message),
-                title="warning",
-                title_align="left",
-                border_style="bold yellow",
-                width=min(self.console.width, 100),
-            )
+            width = min(self.console.width, 100)
+            panel = Panel(Text(message), title="warning", title_align="left", border_style="bold yellow", width=width)
             self.console.print(panel)
         else:
-            self.console.print(Text(f"WARNING: {message}"), soft_wrap=True)
+            self._print(f"WARNING: {message}")
 
-    def _commit(self, data: Any) -> None:
+    def _on_commit(self, data: Any) -> None:
         worker = self._workers.get(data["worker"]) or self._workers.setdefault(data["worker"], _Worker())
         rows, loss, staleness = data["rows"], data["loss"], data["staleness"]
         worker.commits += 1
         worker.rows += rows
         worker.staleness = staleness
         worker.state = "running"
-        self._commits += 1
+        self.commits += 1
         self._rows += rows
         self._staleness += staleness
         if loss is not None and math.isfinite(loss):
             worker.loss = loss
-            if self._commits == 1 or math.isnan(self._loss):
+            if math.isnan(self._loss):
                 self._loss = loss
             else:
-                self._loss += (loss - self._loss) * max(1 / self._commits, 0.2 / len(self._workers))
+                self._loss += (loss - self._loss) * max(1 / self.commits, 0.2 / len(self._workers))
 
     def _on_directory(self, data: Any) -> None:
         self._directory = data["path"]
 
     def _on_start(self, data: Any) -> None:
         self._start = dict(data)
+        self._rows_planned = data["rows"] * data["epochs"]
         self._drawn = time.monotonic()
         if self.console.is_terminal:
             self._live = Live(self.picture(), console=self.console, auto_refresh=False, vertical_overflow="crop")
@@ -200,7 +177,7 @@ class Display:
             size = f"{counted(data['parameters'], 'parameter')}, {counted(data['rows'], 'row')}"
             length = f"{counted(data['epochs'], 'epoch')}, batches of {data['batch_size']}, seed {data['seed']}"
             how = f"{data['scheme']} on {data['engine']}" + (f", sent as {data['codec']}" if "codec" in data else "")
-            self._say(f"{how}: {counted(data['workers'], 'worker')}, {size}, {length}")
+            self._print(f"{how}: {counted(data['workers'], 'worker')}, {size}, {length}")
             self._next = self._drawn + LINE
 
     def _on_worker(self, data: Any) -> None:
@@ -212,35 +189,35 @@ class Display:
             self.note(f"The center listens at {data['address']}. Workers join with: paragrad join {data['directory']}")
 
     def _on_waiting(self, data: Any) -> None:
-        self._say(f"Waiting for workers: {data['joined']} of {data['needed']} have joined.")
+        self._print(f"Waiting for workers: {data['joined']} of {data['needed']} have joined.")
 
     def _on_restart(self, data: Any) -> None:
-        self._say(f"The center goes on from update {data['clock']}, as it was; its workers come back by themselves.")
+        self._print(f"The center continues at update {data['clock']}; its workers reconnect by themselves.")
 
     def _on_go(self, data: Any) -> None:
         self._began = self._time
-        self._went = time.monotonic()
+        self._wall_began = time.monotonic()
         for worker in self._workers.values():
             worker.state = "running"
 
     def _on_lost(self, data: Any) -> None:
         self._workers.setdefault(data["rank"], _Worker()).state = "lost"
-        if not self._simulated:  # there it is what was asked for
+        if not self._simulated:  # a simulated worker is lost because the cluster asks for it
             where = f" on {data['host']}" if "host" in data else "" if data["pid"] is None else f" (pid {data['pid']})"
-            self._say(f"Worker {data['rank']}{where} was lost: {data['reason']}", style="red")
+            self._print(f"Worker {data['rank']}{where} was lost: {data['reason']}", style="red")
 
     def _on_refused(self, data: Any) -> None:
         if data["why"] == "late":  # part of the scheme, not a fault
             return
         self._refused += 1
         if self._refused <= 3:  # later ones are only counted
-            self._say(f"Commit {data['sequence']} of worker {data['worker']} was refused: {data['why']}", style="red")
+            self._print(f"Commit {data['sequence']} of worker {data['worker']} was rejected: {data['why']}", style="red")
 
     def _on_validation(self, data: Any) -> None:
-        self._seen = dict(data)
+        self._validation = dict(data)
         now = time.monotonic()
         if self._live is None and self._share < 1 and not self._simulated and now - self._drawn >= SOON:
-            self._tick(now)  # the last one is told by the line at the end
+            self._tick(now)  # not for the last one: it is in the line at the end
 
     def _on_resume(self, data: Any) -> None:
         self._rows_resumed = int(data.get("rows", 0))
@@ -258,11 +235,11 @@ class Display:
                 worker.state = "done"
         if self._live is None:
             self._rates(time.monotonic())
-            self._say(f"{self._line()}  ended: {self._ended}" if self._commits else f"Nothing was trained: {self._ended}.")
+            self._print(f"{self._line()}  ended: {self._ended}" if self.commits else f"Nothing was trained: {self._ended}.")
         self._next = math.inf
         self.close()
 
-    def _say(self, text: str, style: str = "") -> None:
+    def _print(self, text: str, style: str = "") -> None:
         self.console.print(Text(text, style), soft_wrap=True)
 
     def _tick(self, now: float) -> None:
@@ -272,10 +249,10 @@ class Display:
             self._live.update(self.picture(), refresh=True)
         else:
             self._next = now + LINE
-            self._say(self._line())
+            self._print(self._line())
 
     def _rates(self, now: float) -> None:
-        """Samples a second since the last picture, smoothed over some two seconds; over the whole run once it has ended."""
+        """Update samples per second: smoothed over about two seconds, or the mean of the run once it has ended."""
         gone, self._drawn = now - self._drawn, now
         for worker in self._workers.values():
             worker.rate = self._smoothed(worker.rate, worker.rows, worker.rows_before, gone)
@@ -285,7 +262,7 @@ class Display:
 
     def _smoothed(self, rate: float, rows: int, before: int, gone: float) -> float:
         if self._ended:
-            return rows / self._gone if self._gone > 0 else 0.0
+            return rows / self._elapsed if self._elapsed > 0 else 0.0
         if gone <= 0:
             return rate
         fresh = (rows - before) / gone
@@ -293,13 +270,12 @@ class Display:
 
     @property
     def _simulated(self) -> bool:
-        """Whether the seconds of the events are those of a virtual cluster."""
         return is_virtual(self._start)
 
     @property
-    def _gone(self) -> float:
-        """Seconds that the user has waited since the start barrier."""
-        return time.monotonic() - self._went if self._simulated else self._time - self._began
+    def _elapsed(self) -> float:
+        """Seconds of real time since the start barrier."""
+        return time.monotonic() - self._wall_began if self._simulated else self._time - self._began
 
     @property
     def _clock(self) -> str:
@@ -307,30 +283,26 @@ class Display:
 
     @property
     def _share(self) -> float:
-        total = self._start.get("rows", 0) * self._start.get("epochs", 0)
-        return min(1.0, (self._rows + self._rows_resumed) / total) if total else 0.0
+        return min(1.0, (self._rows + self._rows_resumed) / self._rows_planned) if self._rows_planned else 0.0
 
-    def _left(self) -> str:
-        """The time left, from the rows used so far in this run."""
-        total = self._start.get("rows", 0) * self._start.get("epochs", 0)
-        gone = self._gone
+    def _time_left(self) -> str:
+        gone = self._elapsed
         if self._ended or not self._rows or gone <= 0:
             return ""
-        left = (total - self._rows_resumed - self._rows) * gone / self._rows
+        left = (self._rows_planned - self._rows_resumed - self._rows) * gone / self._rows
         if self._max_seconds is not None and not self._simulated:
             left = min(left, self._max_seconds - gone)
         return f"{duration(max(0.0, left))} left"
 
     def _figures(self) -> list[tuple[str, str]]:
         figures = [("samples/s", f"{self._rate:,.0f}"), ("training loss", number(self._loss))]
-        if "accuracy" in self._seen:
-            figures.append(("test accuracy", number(self._seen["accuracy"])))
-        elif "loss" in self._seen:
-            figures.append(("test loss", number(self._seen["loss"])))
-        mean = self._staleness / self._commits if self._commits else 0.0
-        figures += [("commits", f"{self._commits:,}"), ("mean staleness", f"{mean:.2f}")]
+        measured = next((name for name in ("accuracy", "loss") if name in self._validation), None)
+        if measured is not None:
+            figures.append((f"test {measured}", number(self._validation[measured])))
+        mean = self._staleness / self.commits if self.commits else 0.0
+        figures += [("commits", f"{self.commits:,}"), ("mean staleness", f"{mean:.2f}")]
         if self._refused:
-            figures.append(("refused", f"{self._refused:,}"))
+            figures.append(("rejected", f"{self._refused:,}"))
         return figures
 
     def _epoch(self) -> str:
@@ -339,33 +311,28 @@ class Display:
 
     def _line(self) -> str:
         figures = "  ".join(f"{name} {value}" for name, value in self._figures())
-        left = self._left()
+        left = self._time_left()
         return f"{self._clock}  {self._epoch()} ({self._share:.0%})  {figures}" + (f"  {left}" if left else "")
 
     def picture(self) -> RenderableType:
-        """The live view as it is now."""
+        """Return the live view of the present state."""
         width = min(self.console.width, 100)
-        body: list[RenderableType] = [self._bar(width - 4), self._headline(), Text(), self._rows_of_workers()]
-        start = self._start
-        title = Text.assemble(
-            ("paragrad", "bold"), "  ", (str(start.get("scheme", "")), "bold cyan"), f"  on {start.get('engine', '')}"
-        )
-        foot = Text(self._directory, "dim")
+        scheme, engine = str(self._start.get("scheme", "")), self._start.get("engine", "")
         return Panel(
-            Group(*body),
-            title=title,
+            Group(self._bar(width - 4), self._headline(), Text(), self._table()),
+            title=Text.assemble(("paragrad", "bold"), "  ", (scheme, "bold cyan"), f"  on {engine}"),
             title_align="left",
-            subtitle=foot,
+            subtitle=Text(self._directory, "dim"),
             subtitle_align="right",
             border_style="cyan",
             width=width,
         )
 
     def _bar(self, width: int) -> RenderableType:
-        after = f" {self._share:4.0%}  {self._clock}" + (f", {self._left()}" if self._left() else "")
-        if self._ended:
-            after = f" {self._share:4.0%}  {self._clock}, {self._ended}"
-        elif not self._commits:
+        if self.commits or self._ended:
+            remark = self._ended or self._time_left()
+            after = f" {self._share:4.0%}  {self._clock}" + (f", {remark}" if remark else "")
+        else:
             after = "   workers warm up"
         epoch = f"{self._epoch()}  "
         grid = Table.grid()
@@ -380,8 +347,8 @@ class Display:
             parts += [(value, "bold"), (f" {name}", "dim"), "  "]
         return Padding(Text.assemble(*parts[:-1], no_wrap=True, overflow="ellipsis"), (1, 0, 0, 0))
 
-    def _rows_of_workers(self) -> RenderableType:
-        """Lines of fixed columns: a rich Table of sixteen rows takes four times as long."""
+    def _table(self) -> RenderableType:
+        # Fixed columns, because a rich Table of sixteen rows takes four times as long.
         lines: list[Any] = [(HEADINGS, "dim")]
         for rank in sorted(self._workers)[:ROWS]:
             worker = self._workers[rank]
@@ -396,20 +363,20 @@ class Display:
 
 
 def _in_a_notebook() -> bool:
-    """``!paragrad train`` in a notebook's cell is given a terminal, but the cell cannot move the cursor: a live view would
-    be drawn there again and again, one below the other. The names are what Jupyter and its kernel leave in the environment."""
+    # A cell with !paragrad train has a terminal that cannot move the cursor: each update of a live view would add a copy.
+    # Jupyter and its kernel set these environment variables.
     return "JPY_PARENT_PID" in os.environ or "inline" in os.environ.get("MPLBACKEND", "")
 
 
 def number(value: float | None) -> str:
-    """Four digits of a figure, or a dash where there is none."""
+    """Return a number with four digits, or a dash if it is missing."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit a person would use."""
+    """Return a time in seconds, minutes or hours, whichever reads best."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""When the center is looked at: a grid over the rows, the updates or the seconds of a run, and what is seen at its points."""
+"""Points in a run at which the center is validated, and the snapshots taken there."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from paragrad.types import Vector
 EPOCH = "epoch"
 Unit: TypeAlias = Literal["epoch", "updates", "seconds"]
 LONG = 50_000
-"""Rows between two points within an epoch, at least: a shorter epoch has one point, at its end."""
+"""Least number of rows between two points within an epoch; a shorter epoch has one point, at its end."""
 MOST = 10
-"""Points within one epoch, at most."""
+"""Largest number of points per epoch."""
 FORWARD = 3
-"""A training step on a row costs about so many times what validating on it costs."""
+"""Cost of a training step on a row, relative to validation on it."""
 SHARE = 5
-"""Points within an epoch are so few that validation takes at most about one part in this many of the computing."""
+"""Validation within an epoch takes at most about 1/SHARE of the computing time."""
 NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
 
 
 def unit_of(every: Any) -> tuple[Unit, float] | None:
-    """Return the unit of ``Run.validate_every`` and its step; raise where it has none."""
+    """Return the unit and the step of ``Run.validate_every``; raise if it is not valid."""
     text = every.strip() if isinstance(every, str) else None
     if every is None:
         return None
@@ -46,37 +46,37 @@ def unit_of(every: Any) -> tuple[Unit, float] | None:
     )
 
 
-def points_per_epoch(rows: int, held: int) -> int:
-    """How many points an epoch of ``rows`` has, with ``held`` rows to validate on: 1, and up to 10 where it is long."""
-    return max(1, min(MOST, rows // LONG, FORWARD * rows // (SHARE * max(1, held))))
+def points_per_epoch(rows: int, held_out: int) -> int:
+    """Return the number of points in an epoch of ``rows`` with ``held_out`` rows to validate on: 1 to 10."""
+    return max(1, min(MOST, rows // LONG, FORWARD * rows // (SHARE * max(1, held_out))))
 
 
 class Grid:
-    """The points of a run: an update is one where it is the first at or behind a line of the grid.
+    """The points of a run: the first update at or after each line of the grid.
 
-    The lines lie at fixed numbers of rows, updates or seconds from the beginning of the run. So a run that was stopped and
-    resumed has the points of an unbroken one, and an update that crosses several lines is one point.
+    The lines are at fixed numbers of rows, updates or seconds from the start of the run. So a resumed run has the same points
+    as an uninterrupted one. An update that crosses several lines is one point.
     """
 
-    def __init__(self, every: Any, *, rows: int, held: int) -> None:
+    def __init__(self, every: Any, *, rows: int, held_out: int) -> None:
         self._every = unit_of(every)
         self._rows = rows
-        self._parts = points_per_epoch(rows, held)
+        self._parts = points_per_epoch(rows, held_out)
         self._crossed = 0
 
     def begin(self, samples: int, clock: int, seconds: float) -> bool:
-        """Go on from here, where a run begins or is resumed; True where this is a point itself: before the first update."""
+        """Set the state at which a run starts or resumes; return whether it is a point, as it is before the first update."""
         self._crossed = self._line(samples, clock, seconds)
         return self._every is not None and clock == 0
 
     def crosses(self, samples: int, clock: int, seconds: float) -> bool:
-        """Whether the update that led here is a point; asked once for each, in order."""
+        """Return whether the last update is a point; call it once per update, in order."""
         line = self._line(samples, clock, seconds)
         before, self._crossed = self._crossed, max(line, self._crossed)
         return line > before
 
     def _line(self, samples: int, clock: int, seconds: float) -> int:
-        """The number of the last line at or before here."""
+        """Return the number of the last line that was crossed."""
         if self._every is None:
             return 0
         unit, step = self._every
@@ -91,25 +91,25 @@ class Snapshot:
 
     clock: int
     samples: int
-    """Rows in the commits that were applied until then."""
+    """Rows in the commits applied so far."""
     epoch: float
-    """The same in passes over the data."""
+    """``samples`` in passes over the data."""
     seconds: float
     tensors: Mapping[str, torch.Tensor]
     """``value``, ``buffers`` and ``integers``."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything but the tensors."""
+        """Every field except the tensors."""
         return {"seconds": self.seconds, "epoch": self.epoch, "clock": self.clock, "samples": self.samples}
 
     @property
     def bytes(self) -> int:
-        """What its tensors take."""
+        """Size of the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
 def fill(tensors: Mapping[str, torch.Tensor], value: Vector, buffers: Vector, integers: Vector) -> None:
-    """Write the tensors of a snapshot into these."""
-    for name, mine in (("value", value), ("buffers", buffers), ("integers", integers)):
-        mine.copy_(tensors[name])
+    """Copy the tensors of a snapshot into the given vectors."""
+    for name, vector in (("value", value), ("buffers", buffers), ("integers", integers)):
+        vector.copy_(tensors[name])

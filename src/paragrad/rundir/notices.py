@@ -1,4 +1,4 @@
-"""What a run tells its caller: progress and notes on the screen, warnings through ``warnings``, the rest by ``logging``."""
+"""Messages of a run to its caller: notes on the screen, warnings through ``warnings``, the rest through ``logging``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Verbose: TypeAlias = Literal["auto"] | bool | int
 LOG = logging.getLogger("paragrad")
 LOG.addHandler(logging.NullHandler())
 LEVELS = {"note": logging.INFO, "lost": logging.INFO, "refused": logging.INFO, "resume": logging.INFO, "end": logging.INFO}
-"""Levels of events in the log; the others are for debugging. Commits are in the record alone: there are too many."""
+"""Log levels of events; the others have DEBUG. Commits are not logged, because there are too many."""
 
 
 class Notices:
-    """A callback that tells the caller of ``pg.train``; one that the command line shows itself is only logged.
+    """A callback that informs the caller of ``pg.train``; it only logs if the command line has its own display.
 
-    Warnings name the caller's line. Those known before the run are given by ``before``, where the filter "error" may stop it
-    before anything is written. Later ones never end a run: where the filter would, they go to stderr.
+    Warnings name the caller's line. ``before`` gives those known before the run, when the filter "error" may still stop it.
+    Later warnings never end a run: with that filter they go to stderr.
     """
 
     def __init__(self, run: Run, verbose: Verbose) -> None:
@@ -41,7 +41,7 @@ class Notices:
         self._given: set[str] = set()
 
     def before(self, messages: Iterable[str]) -> None:
-        """Warn of what is known before the run; their events are not shown again."""
+        """Give the warnings known before the run; their events are not shown again."""
         if self._warns:
             for message in messages:
                 self._given.add(message)
@@ -50,27 +50,24 @@ class Notices:
     def __call__(self, event: Event) -> None:
         if event.kind == "warning":
             self._on_warning(event.data["message"])
-        else:
-            if event.kind != "commit":
-                LOG.log(LEVELS.get(event.kind, logging.DEBUG), "%s: %s", event.kind, event.data.get("message", event.data))
-            if self._display is not None:
-                self._show(self._display, event)
+            return
+        if event.kind != "commit":
+            LOG.log(LEVELS.get(event.kind, logging.DEBUG), "%s: %s", event.kind, event.data.get("message", event.data))
+        if self._display is not None:
+            self._display(event)
+            if event.kind == "directory":
+                self._directory = event.data["path"]
+            if event.kind == "end" and not self._display.console.is_terminal:  # a live view shows it in its frame
+                self._display.note(f"Run directory: {self._directory}")
 
     def reads(self) -> AbstractContextManager[None]:
-        """Inside ``with``, how far files have been read is shown."""
+        """Inside ``with``, show the progress of reading files."""
         return contextlib.nullcontext() if self._display is None else self._display.reads()
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         if self._display is not None:
             self._display.close()
-
-    def _show(self, display: Display, event: Event) -> None:
-        display(event)
-        if event.kind == "directory":
-            self._directory = event.data["path"]
-        if event.kind == "end" and not display.console.is_terminal:  # a live view has it in its frame
-            display.note(f"Run directory: {self._directory}")
 
     def _on_warning(self, message: str) -> None:
         if not self._warns or message in self._given:
@@ -78,7 +75,7 @@ class Notices:
         try:
             self._warn(message)
         except ParagradWarning:
-            with contextlib.suppress(OSError):  # stderr may be a file on a disk that is full
+            with contextlib.suppress(OSError):  # stderr may be a file on a full disk
                 print(f"WARNING: {message}", file=sys.stderr, flush=True)
 
     def _warn(self, message: str) -> None:
@@ -86,13 +83,13 @@ class Notices:
 
 
 def check_verbose(verbose: Verbose) -> None:
-    """Raise where ``verbose`` is no level."""
+    """Raise if ``verbose`` is not valid."""
     if verbose not in ("auto", 0, 1):
-        raise UsageError(f"verbose={verbose!r}, but it is 'auto', 0 (nothing is shown) or 1 (plain lines).")
+        raise UsageError(f"verbose={verbose!r}, but it must be 'auto', 0 (no output) or 1 (plain lines).")
 
 
 def show_notes(notes: Iterable[str], verbose: Verbose) -> None:
-    """Print notes to a caller in Python, one line each, and log them; ``verbose=0``: only log them."""
+    """Print and log notes, one line each; with ``verbose=0`` only log them."""
     check_verbose(verbose)
     for note in notes:
         LOG.info("note: %s", note)
@@ -101,7 +98,7 @@ def show_notes(notes: Iterable[str], verbose: Verbose) -> None:
 
 
 def _caller() -> dict[str, Any]:
-    """Where the code that called paragrad is, as ``warnings.warn_explicit`` takes it: known in any thread and at any depth."""
+    """Return the place that called paragrad, for ``warnings.warn_explicit`` in any thread and at any depth."""
     package, frame = str(Path(__file__).parents[1]), sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         frame = frame.f_back

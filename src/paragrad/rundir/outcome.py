@@ -1,4 +1,4 @@
-"""What comes of a run: the trained model, what validation finds of it, and the summary."""
+"""The result of a run: the trained model, its validation, and the summary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paragrad.schemes.traits import is_shared
 
 
 def trained(model: Any, learner: Learner, center: Center) -> Any:
-    """Return the model as the user gave it, with what the learner holds; or the learner, where it is the user's own."""
+    """Return a copy of the user's model with the trained weights, or the learner if the user gave one."""
     if isinstance(learner, KerasLearner) and is_keras(model):
         if isinstance(center.optimizer, KerasCenter):
             learner.load(center.optimizer.state())
@@ -40,7 +40,7 @@ def trained(model: Any, learner: Learner, center: Center) -> Any:
 
 
 def bring(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Bring the learner to a center, or to a snapshot of one."""
+    """Load the tensors of a center or of a snapshot into the learner."""
     fill(tensors, learner.weights, learner.buffers, learner.integers)
     learner.spread()
 
@@ -48,27 +48,27 @@ def bring(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
 def bring_to_result(
     session: Session, learner: Learner, rows: Source | None, batch: int
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Bring the learner to the weights that are kept; return what validation finds of them, and which they are."""
-    snapshots, found = session.snapshots, dict[str, float]()
+    """Load the weights that are kept into the learner; return their metrics and their origin."""
+    snapshots, metrics = session.snapshots, dict[str, float]()
     last = snapshots.of_center()
     bring(learner, last.tensors)
-    looked = rows is not None and not snapshots.is_decided
-    if looked and (found := _evaluated(session, learner, rows, batch)):
-        snapshots.conclude(found)
+    evaluated = rows is not None and not snapshots.is_decided
+    if evaluated and (metrics := _evaluate(session, learner, rows, batch)):
+        snapshots.conclude(metrics)
     best = snapshots.best.snapshot if session.run.keeps_best else None
     kept = best or last
-    if kept.clock != last.clock or not looked:
+    if kept.clock != last.clock or not evaluated:
         bring(learner, kept.tensors)
-        found = _evaluated(session, learner, rows, batch)
-    return found, {"weights": "last" if best is None else "best", "epoch": kept.epoch, "clock": kept.clock}
+        metrics = _evaluate(session, learner, rows, batch)
+    return metrics, {"weights": "last" if best is None else "best", "epoch": kept.epoch, "clock": kept.clock}
 
 
-def _evaluated(session: Session, learner: Learner, rows: Source | None, batch: int) -> dict[str, float]:
+def _evaluate(session: Session, learner: Learner, rows: Source | None, batch: int) -> dict[str, float]:
     if rows is None:
         return {}
     try:
         return learner.evaluate(rows, batch)
-    except Exception as error:  # code of the user's, which may raise anything: the model is trained, and is to be kept
+    except Exception as error:  # user code may raise anything, and the trained model must not be lost
         session.emit(
             "warning", message=f"The validation at the end failed ({type(error).__name__}: {error}); the model is kept."
         )
@@ -76,7 +76,7 @@ def _evaluated(session: Session, learner: Learner, rows: Source | None, batch: i
 
 
 def traffic(job: Job, session: Session, learner: Learner) -> dict[str, Any]:
-    """Bytes of the vectors that workers sent, those of buffers left aside; and how many times as many they would be plain."""
+    """Return the bytes of vectors (without buffers) that workers sent; with a codec, also the compression ratio."""
     tally, scheme = session.tally, job.scheme
     sent = tally.commits + tally.refused + tally.dropped
     vectors = 0 if is_shared(scheme) else 1 + len(scheme.sends)
@@ -86,7 +86,8 @@ def traffic(job: Job, session: Session, learner: Learner) -> dict[str, Any]:
     return {"bytes_sent": tally.bytes, "plain_over_sent": round(plain / tally.bytes, 2) if tally.bytes else None}
 
 
-def summarise(facts: dict[str, Any], session: Session, found: dict[str, float], kept: dict[str, Any]) -> dict[str, Any]:
+def summarise(facts: dict[str, Any], session: Session, metrics: dict[str, float], kept: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of summary.json."""
     tally = session.tally
     return {
         **facts,
@@ -96,9 +97,9 @@ def summarise(facts: dict[str, Any], session: Session, found: dict[str, float], 
         "seconds": round(session.seconds, 4),
         "samples_per_second": round(session.rate, 2),
         "train_loss": tally.train_loss,
-        "test_loss": found.get("loss"),
-        "test_accuracy": found.get("accuracy"),
-        "metrics": {name: value for name, value in found.items() if name not in ("loss", "accuracy")},
+        "test_loss": metrics.get("loss"),
+        "test_accuracy": metrics.get("accuracy"),
+        "metrics": {name: value for name, value in metrics.items() if name not in ("loss", "accuracy")},
         "staleness": tally.staleness.summary(),
         "refused_commits": tally.refused,
         "dropped_commits": tally.dropped,

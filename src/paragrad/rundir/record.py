@@ -1,4 +1,4 @@
-"""The record of a run: events as JSON lines, written as they happen and read back whole."""
+"""The record of a run: its events as JSON lines."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from paragrad.types import Event
 
 FLUSH_EVERY = 0.5
 TOGETHER = 256
-"""Events that become lines at once."""
+"""Number of events that are encoded at a time."""
 MANY = ("commit", "refused", "repeated", "join", "leave")
-"""Events that come in numbers: they need not be on their way to the disk at once."""
+"""Frequent events, which do not cause a flush."""
 HELD = 32 << 20
-"""Bytes of lines that wait in memory for room on the disk; what comes after them is only counted."""
+"""Most bytes of lines that wait in memory while the disk is full; later lines are only counted."""
 
 BETWEEN = '},{"event":'
 ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
 
 class Record:
-    """Appends events to ``record.jsonl``; flushed every half second, and at the end. The file is claimed meanwhile.
+    """Appends events to ``record.jsonl``, which is locked (see ``claim``) and flushed every half second and at the end.
 
-    What a full disk does not take waits in memory and is written when there is room: no line is torn, except the last
-    one of a run that ends meanwhile. Lines beyond ``HELD`` are left out, and an event ``gap`` says how many.
+    On a full disk, lines wait in memory until there is room again. So only the last line can be incomplete, if the run ends
+    before that. Lines beyond ``HELD`` bytes are dropped, and an event ``gap`` holds their number.
     """
 
     def __init__(self, path: Path) -> None:
-        _mend(path)
+        _remove_torn_line(path)
         self._file = path.open("ab", buffering=0)
         claim(self._file.fileno())
         self._lines: list[Event] = []
@@ -45,10 +45,10 @@ class Record:
         self._left_out = 0
         self._flushed = time.monotonic()
         self.error: OSError | None = None
-        """Why lines wait, where the last attempt to write them failed."""
+        """Error of the last attempt to write; None if it succeeded."""
 
     def write(self, event: Event) -> None:
-        """One more line."""
+        """Append an event."""
         if not self._left_out and len(self._waiting) < HELD:
             self._append(event)
         else:
@@ -60,12 +60,12 @@ class Record:
                 self._left_out = 0
 
     def flush(self) -> int:
-        """Hand everything to the operating system; returns the descriptor, for whoever wants it on the disk."""
+        """Hand all lines to the operating system; return the file descriptor, so that the caller can sync it."""
         self._flushed = time.monotonic()
         self._encode()
         try:
             while self._waiting:
-                # Exactly what was taken is forgotten: the next attempt goes on in the middle of the line.
+                # Remove only the bytes that were written: the next attempt may continue in the middle of a line.
                 del self._waiting[: os.write(self._file.fileno(), self._waiting)]
             self.error = None
         except OSError as error:
@@ -73,7 +73,7 @@ class Record:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Flush and close the file."""
         self.flush()
         with contextlib.suppress(OSError):
             self._file.close()
@@ -84,20 +84,20 @@ class Record:
             self._encode()
 
     def _encode(self) -> None:
-        """Lines are made many at a time: one by one, between all that else happens, takes three times as long."""
+        # Many lines at a time, because encoding them one by one takes three times as long.
         if self._lines:
             lines = [{"event": e.kind, "time": round(e.time, 6), **e.data} for e in self._lines]
             try:
                 text = ENCODE(lines)
-            except ValueError:  # a figure that is not finite, which is rare: looking at every one beforehand would cost more
+            except ValueError:  # NaN or infinity: rare, so that checking every number first would cost more
                 text = ENCODE(plain(lines))
-            # A quote inside a text is escaped, so that this stands between two events and nowhere else.
+            # Quotes inside strings are escaped, so that BETWEEN occurs only between two events.
             self._waiting += (text[1:-1].replace(BETWEEN, BETWEEN.replace(",", "\n")) + "\n").encode()
             self._lines.clear()
 
 
 def plain(value: Any) -> Any:
-    """Return the value as JSON can hold it: JSON has neither NaN nor infinity, so null stands for both."""
+    """Return the value for JSON, which has neither NaN nor infinity: both become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -106,23 +106,23 @@ def plain(value: Any) -> Any:
 
 
 def file_of(run: str | Path) -> Path:
-    """The record of a run, by its directory or by itself; raises where there is none."""
+    """Return the record of a run, given its directory or the record itself; raise if there is none."""
     path = Path(run) / "record.jsonl" if not str(run).endswith(".jsonl") else Path(run)
     if not path.is_file():
         raise UsageError(
-            f"There is no run in {str(run)!r}: it has no record.jsonl. Give the directory of a run that paragrad train made, "
+            f"There is no run in {str(run)!r}: it has no record.jsonl. Give the directory of a run of paragrad train, "
             "such as one of those in runs/."
         )
     return path
 
 
 def is_virtual(start: Mapping[str, Any]) -> bool:
-    """Whether a run's seconds are those of a simulated cluster, by the first event of its record."""
+    """Return whether the run has virtual time (a simulated cluster), given its event ``start``."""
     return "cluster" in start
 
 
 def read(run: str | Path) -> Iterator[Event]:
-    """The events of a run's record; a last line cut short by a kill is left out."""
+    """Yield the events of a record, without a last line that a kill left incomplete."""
     path = file_of(run)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -135,8 +135,8 @@ def read(run: str | Path) -> Iterator[Event]:
             yield Event(data.pop("event"), data.pop("time"), data)
 
 
-def _mend(path: Path) -> None:
-    """Cut off a last line that a kill left half-written, before more is appended."""
+def _remove_torn_line(path: Path) -> None:
+    """Remove a last line that a kill left incomplete, before more is appended."""
     if path.exists():
         data = path.read_bytes()
         whole = data.rfind(b"\n") + 1
@@ -146,8 +146,11 @@ def _mend(path: Path) -> None:
 
 
 def effective(events: Iterable[Event]) -> list[Event]:
-    """The applied commits that the final center is made of: those after a checkpoint that a run went back to are left out, as
-    is one that a center was killed over when the record had it and its memory not yet."""
+    """Return the applied commits that led to the final center.
+
+    Commits after a checkpoint that the run was resumed from are left out. So is a commit that was in the record, but not yet
+    in the memory of a center that was killed.
+    """
     commits: list[Event] = []
     for event in events:
         if event.kind in ("resume", "restart"):
@@ -157,9 +160,12 @@ def effective(events: Iterable[Event]) -> list[Event]:
     return commits
 
 
-def looked(events: Iterable[Event]) -> list[Event]:
-    """The validations of a run, one for each update, each at the time of that update. Those that a resumed run went back behind
-    are left out, as is that of where it was stopped, unless that is a point of its grid. What was not finite is NaN."""
+def validations(events: Iterable[Event]) -> list[Event]:
+    """Return the validations of a run, one per update, at the time of that update; values that were not finite are NaN.
+
+    Validations after a checkpoint that the run was resumed from are left out. So is the one at which the run was stopped,
+    unless it is a point of the grid.
+    """
     looks: dict[int, Event] = {}
     for event in events:
         if event.kind in ("resume", "restart"):
@@ -172,7 +178,7 @@ def looked(events: Iterable[Event]) -> list[Event]:
 
 
 def batches_used(events: Iterable[Event]) -> Counter[int]:
-    """How often each mini-batch was used in an applied commit."""
+    """Return how often each mini-batch was used in an applied commit."""
     used: Counter[int] = Counter()
     for commit in effective(events):
         used.update(expand(commit.data["batches"]))

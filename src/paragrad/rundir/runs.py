@@ -1,4 +1,4 @@
-"""The runs in a directory: what became of each, by the first and last lines of its record. No record is read whole."""
+"""Lists the runs in a directory with their status, from the first and last lines of each record."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paragrad.config import options
 from paragrad.errors import UsageError
 from paragrad.rundir.claim import is_claimed
 
+T = TypeVar("T")
+
 TAIL = 1 << 16
-"""Bytes at the end of a record that are looked at first."""
+"""Bytes at the end of a record that are read first."""
 LONG_TAIL = 1 << 22
-"""The same where a run has no end, and its last validation is looked for."""
+"""Bytes that are read to find the last validation of a run without an end."""
 STATUS = {"finished": "finished", "interrupted": "interrupted", "ended at once": "interrupted", "Diverged": "diverged"}
-"""Status by the reason that a record ends with."""
+"""Status by the reason in the event ``end``."""
 STOPS = ("seconds", "target", "patience", "callback")
-"""Reasons of a stop that was asked for beforehand."""
-GOES_ON = {"start", "resume", "restart", "go", "commit", "refused", "validation", "join"}
-"""Events after which there is more to come; others may follow the end."""
+"""Reasons of a stop that the user set beforehand."""
+CONTINUES = {"start", "resume", "restart", "go", "commit", "refused", "validation", "join"}
+"""Events that show that the run continued; others may follow the event ``end``."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One run, as far as its directory tells; None is unknown."""
+    """Facts about one run; None if unknown."""
 
     run: str
     status: str
@@ -42,23 +45,23 @@ class Listed:
     epochs: int | None = None
     accuracy: float | None = None
     loss: float | None = None
-    """On the validation rows."""
+    """Validation loss."""
     train_loss: float | None = None
     samples_per_second: float | None = None
     seconds: float | None = None
     virtual: bool = False
-    """Whether ``seconds`` are those of a simulated cluster."""
+    """True if ``seconds`` are those of a simulated cluster."""
     started: str | None = None
-    """When it was started or, later, resumed."""
+    """Time of the start or of the last resume."""
     written: str | None = None
-    """When its record was last written to."""
+    """Time of the last write to the record."""
 
 
 def found(directory: str | Path) -> list[Listed]:
-    """The runs directly in a directory (or the one that it is), oldest first."""
+    """Return the runs in a directory, oldest first, or the run if the directory is one."""
     top = Path(directory)
     if not top.is_dir():
-        raise UsageError(f"There is no directory {str(top)!r}. Give the one that your runs are written to, such as runs.")
+        raise UsageError(f"There is no directory {str(top)!r}. Give the directory of your runs, such as runs.")
     if _is_run(top):
         return [look(top)]
     try:
@@ -71,12 +74,12 @@ def found(directory: str | Path) -> list[Listed]:
 def _is_run(path: Path) -> bool:
     try:
         return any((path / name).is_file() for name in ("record.jsonl", "run.toml"))
-    except OSError:  # a directory that may not be looked into
+    except OSError:  # no permission
         return False
 
 
 def look(path: Path) -> Listed:
-    """One run, by its directory."""
+    """Return the facts about the run in a directory."""
     name, started = str(path), _time_of(path / "run.toml")
     try:
         with (path / "record.jsonl").open("rb") as file:
@@ -88,17 +91,25 @@ def look(path: Path) -> Listed:
     except OSError as error:
         return Listed(name, f"damaged ({error.strerror})", started=started)
     if start.get("event") != "start":
-        return Listed(name, "damaged (its record does not begin with a start)", started=started)
-    reason = end.get("reason")
-    summary = _loaded(path / "summary.json") | end["summary"] if isinstance(end.get("summary"), dict) else {}
+        return Listed(name, "damaged (its record does not begin with the event start)", started=started)
+    summary: dict[str, Any] = {}
+    if isinstance(end.get("summary"), dict):
+        with suppress(OSError):
+            summary = _event((path / "summary.json").read_bytes())
+        summary |= end["summary"]
     virtual = "cluster" in start
     figures = _of_summary(summary, start) if summary else _of_tail(path, start, virtual=virtual)
+    reason = str(end.get("reason"))
+    if not end:
+        status = "running" if running else "unfinished"
+    else:
+        status = STATUS.get(reason) or (f"stopped ({reason})" if reason in STOPS else f"failed ({reason})")
     return Listed(
         name,
-        ("running" if running else "unfinished") if not end else _status(str(reason)),
-        scheme=_text(start.get("scheme")),
-        engine=_text(start.get("engine")),
-        workers=_whole(start.get("workers")),
+        status,
+        scheme=_typed(start.get("scheme"), str),
+        engine=_typed(start.get("engine"), str),
+        workers=_typed(start.get("workers"), int),
         virtual=virtual,
         started=started,
         written=_time_of(path / "record.jsonl"),
@@ -106,15 +117,11 @@ def look(path: Path) -> Listed:
     )
 
 
-def _status(reason: str) -> str:
-    return STATUS.get(reason) or (f"stopped ({reason})" if reason in STOPS else f"failed ({reason})")
-
-
 def _of_summary(summary: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
     samples, rows = _number(summary.get("samples")), _number(start.get("rows"))
     return {
         "epochs_done": round(samples / rows, 3) if samples is not None and rows else None,
-        "epochs": _whole(summary.get("epochs")),
+        "epochs": _typed(summary.get("epochs"), int),
         "accuracy": _number(summary.get("test_accuracy")),
         "loss": _number(summary.get("test_loss")),
         "train_loss": _number(summary.get("train_loss")),
@@ -124,7 +131,7 @@ def _of_summary(summary: Mapping[str, Any], start: Mapping[str, Any]) -> dict[st
 
 
 def _of_tail(path: Path, start: Mapping[str, Any], *, virtual: bool) -> dict[str, Any]:
-    """What the last commit and validation of a run without a summary tell."""
+    """Return the figures of a run without a summary, from its last commit and validation."""
     commit: dict[str, Any] = {}
     validation: dict[str, Any] = {}
     seconds = None
@@ -135,11 +142,14 @@ def _of_tail(path: Path, start: Mapping[str, Any], *, virtual: bool) -> dict[str
         elif event.get("event") == "validation":
             validation = event
             break
+    settings: dict[str, Any] = {}
+    with suppress(UsageError):
+        settings = options.read_toml(path / "run.toml", "")
     rows, done = _number(start.get("rows")), _number(commit.get("epoch"))
     rate = done * rows / seconds if done and rows and seconds and not virtual else None
     return {
         "epochs_done": None if done is None else round(done, 3),
-        "epochs": _whole(_settings(path).get("epochs", start.get("epochs"))),
+        "epochs": _typed(settings.get("epochs", start.get("epochs")), int),
         "accuracy": _number(validation.get("accuracy")),
         "loss": _number(validation.get("loss")),
         "train_loss": _number(commit.get("loss")),
@@ -149,13 +159,13 @@ def _of_tail(path: Path, start: Mapping[str, Any], *, virtual: bool) -> dict[str
 
 
 def _end(path: Path) -> dict[str, Any]:
-    """The event that a record ends with; empty where there is none, or a resumed run has gone on after it."""
+    """Return the event ``end`` of a record; empty if there is none, or if a resumed run continued after it."""
     size = TAIL
     while True:
         for event in _backwards(path, size):
             if event.get("event") == "end":
                 return event
-            if event.get("event") in GOES_ON:
+            if event.get("event") in CONTINUES:
                 return {}
         if size >= path.stat().st_size:
             return {}
@@ -163,7 +173,7 @@ def _end(path: Path) -> dict[str, Any]:
 
 
 def _backwards(path: Path, size: int) -> Iterator[dict[str, Any]]:
-    """The whole lines in the last ``size`` bytes of a record, the last first; one cut short by a kill is left out."""
+    """Yield the complete lines in the last ``size`` bytes of a record, the last one first."""
     with path.open("rb") as file:
         beginning = max(0, file.seek(0, os.SEEK_END) - size)
         file.seek(beginning)
@@ -171,7 +181,7 @@ def _backwards(path: Path, size: int) -> Iterator[dict[str, Any]]:
     yield from map(_event, reversed(lines[1 if beginning else 0 : -1]))
 
 
-# -- what a damaged file may hold is anything -----------------------------------------------------------------------
+# -- values of files that may be damaged ----------------------------------------------------------------------------
 
 
 def _event(line: bytes) -> dict[str, Any]:
@@ -182,34 +192,15 @@ def _event(line: bytes) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def _loaded(path: Path) -> dict[str, Any]:
-    try:
-        return _event(path.read_bytes())
-    except OSError:
-        return {}
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        return options.read_toml(path / "run.toml", "")
-    except UsageError:
-        return {}
-
-
 def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _typed(value: Any, kind: type[T]) -> T | None:
+    return value if isinstance(value, kind) else None
 
 
 def _time_of(path: Path) -> str | None:
-    """When a file was last written, in local time."""
     try:
         return datetime.fromtimestamp(path.stat().st_mtime).isoformat(sep=" ", timespec="seconds")
     except OSError:
@@ -217,5 +208,5 @@ def _time_of(path: Path) -> str | None:
 
 
 def since(moment: str) -> float:
-    """Seconds since a moment in local time; 0 where another machine's clock is ahead."""
+    """Return the seconds since a moment in local time; 0 if the clock of another machine is ahead."""
     return max(0.0, time.time() - datetime.fromisoformat(moment).timestamp())

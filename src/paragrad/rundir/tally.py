@@ -1,4 +1,4 @@
-"""Running totals of a run, from its events: what the summary says, and what a display shows."""
+"""Running totals of a run, from its events."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Any
 
 from paragrad.types import Event
 
+COUNTERS = ("commits", "steps", "samples", "refused", "dropped", "lost")
+
 
 @dataclass
 class Staleness:
-    """Updates of the center between a window's beginning and its commit's application."""
+    """Updates of the center between the start of a window and the application of its commit."""
 
     histogram: Counter[int] = field(default_factory=Counter)
 
     @property
     def mean(self) -> float:
-        """Over all applied commits."""
+        """Mean over all applied commits."""
         commits = sum(self.histogram.values())
         return sum(value * count for value, count in self.histogram.items()) / commits if commits else 0.0
 
     @property
     def max(self) -> int:
-        """The largest seen."""
+        """Largest value."""
         return max(self.histogram, default=0)
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the statistics for summary.json."""
         return {
             "mean": round(self.mean, 4),
             "max": self.max,
@@ -47,14 +49,14 @@ class Tally:
     dropped: int = 0
     lost: int = 0
     bytes: int = 0
-    """Of the coded commits that came to the center; 0 without a codec."""
+    """Bytes of the coded commits that reached the center; 0 without a codec."""
     staleness: Staleness = field(default_factory=Staleness)
     validations: list[dict[str, float]] = field(default_factory=list)
-    """Not part of ``state``: the record has them."""
+    """Not part of ``state``, because the record holds them."""
     _losses: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, event: Event, batches: int) -> None:
-        """Count one event; ``batches`` is the length of an epoch."""
+        """Count one event; ``batches`` is the number of mini-batches per epoch."""
         data = event.data
         if "bytes" in data:
             self.bytes += data["bytes"]
@@ -67,9 +69,7 @@ class Tally:
                 return
             first = data["batches"][0] if data["batches"] else 0
             epoch = (first if isinstance(first, int) else first[0]) // batches
-            total = self._losses.get(epoch)
-            if total is None:
-                total = self._losses[epoch] = [0.0, 0.0]
+            total = self._losses.setdefault(epoch, [0.0, 0.0])
             total[0] += data["loss"] * data["rows"]
             total[1] += data["rows"]
         elif event.kind == "refused":
@@ -84,31 +84,24 @@ class Tally:
 
     @property
     def train_loss(self) -> float | None:
-        """The mean training loss over the last epoch that was worked on."""
+        """Mean training loss over the last epoch."""
         if not self._losses:
             return None
         total, rows = self._losses[max(self._losses)]
         return total / rows if rows else None
 
     def state(self) -> dict[str, Any]:
-        """Plain numbers, for a checkpoint."""
+        """Return the totals as plain numbers, for a checkpoint."""
         return {
-            "commits": self.commits,
-            "steps": self.steps,
-            "samples": self.samples,
-            "refused": self.refused,
-            "dropped": self.dropped,
-            "lost": self.lost,
-            "bytes": self.bytes,
+            **{name: getattr(self, name) for name in (*COUNTERS, "bytes")},
             "staleness": {str(k): v for k, v in self.staleness.histogram.items()},
             "losses": {str(k): v for k, v in self._losses.items()},
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Tally:
-        """The inverse of ``state``."""
-        tally = cls(**{name: state[name] for name in ("commits", "steps", "samples", "refused", "dropped", "lost")})
-        tally.bytes = state.get("bytes", 0)
+        """Return the tally of a ``state``."""
+        tally = cls(**{name: state[name] for name in COUNTERS}, bytes=state.get("bytes", 0))
         tally.staleness.histogram.update({int(k): v for k, v in state["staleness"].items()})
         tally._losses = {int(k): list(v) for k, v in state["losses"].items()}
         return tally

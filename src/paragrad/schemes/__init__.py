@@ -1,4 +1,4 @@
-"""How workers cooperate: one file for each algorithm. table.pyi lists them all."""
+"""Schemes, the algorithms by which workers cooperate: one file per scheme. table.pyi lists them all."""
 
 from paragrad.config.lazy import Table
 

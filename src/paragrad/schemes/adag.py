@@ -1,4 +1,4 @@
-"""ADAG: AGN that also shrinks each element of a commit by how far the center has moved there meanwhile."""
+"""ADAG: like AGN, but each element of a commit shrinks with the distance that the center has moved there meanwhile."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from paragrad.schemes.scheme import Scheme
 from paragrad.types import CenterView, Commit, Reply, Vector
 
 TINY = 1e-30
-"""Stands for a learning rate of 0 (a warm-up's first step), whose movement is 0 as well: 0/0 must not come of it."""
+"""Replaces a learning rate of 0 (the first step of a warm-up), because 0/0 would be NaN."""
 
 
 @dataclass(frozen=True)
 class ADAG(Scheme):
-    """c <- c + d / λ' · 1 / (1 + (c - a)² / γ), element by element, a what the window began from;  the worker takes c.
+    """c <- c + d / λ' · 1 / (1 + (c - a)² / γ), element by element, a the start of the window;  the worker takes c.
 
-    Hermans, *On Scalable Deep Learning and Parallelizing Gradient Descent* (2017), chapter 4: staleness is a distance,
-    not a count. ``form``: "eta" has γ = η, "gamma" a free γ, "invariant" ((c - a) / η)², the only one that does not
-    change with the learning rate (the thesis cancels an η too many). Where the center has not moved it is AGN.
-    *Name trap*: the class ``ADAG`` of Distributed Keras is AGN, and its class ``Experimental`` is this.
+    Hermans, *On Scalable Deep Learning and Parallelizing Gradient Descent* (2017), chapter 4: staleness is measured as a
+    distance, not as a count. ``form``: "eta" has γ = η, "gamma" a free γ, "invariant" ((c - a) / η)², the only form that does
+    not depend on the learning rate (the thesis cancels one η too many). If the center has not moved, ADAG is AGN. Note: in
+    Distributed Keras, the class ``ADAG`` is AGN, and the class ``Experimental`` is this scheme.
 
-    Choose it with many workers where AGN is unstable early on.
-    Not where the center moves far within a window on purpose: at distance √γ an element counts half.
+    Choose it with many workers, if AGN is unstable early in training.
+    Not if the center should move far within a window: at distance √γ an element counts half.
     """
 
     window: int = 15
     form: Literal["eta", "gamma", "invariant"] = "gamma"
-    """What the distance is measured by."""
+    """Unit of the distance."""
     gamma: float = 1e-4
-    """The square of the distance at which a movement counts half; only for form "gamma"."""
+    """Square of the distance at which a movement counts half; only for form "gamma"."""
     place: Literal["remembers", "sends", "pulls"] = "remembers"
-    """The center remembers a, or the worker sends it along, or it pulls c once more and shrinks d itself."""
+    """The center remembers a, or the worker sends it, or the worker pulls c again and shrinks d itself."""
 
     elementwise = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.form not in ("eta", "gamma", "invariant"):
-            raise UsageError(f"form={self.form!r}, but the distance is measured by 'eta', 'gamma' or 'invariant'.")
+            raise UsageError(f"form={self.form!r}, but it must be 'eta', 'gamma' or 'invariant'.")
         if self.place not in ("remembers", "sends", "pulls"):
-            raise UsageError(f"place={self.place!r}, but a place is 'remembers', 'sends' or 'pulls'.")
+            raise UsageError(f"place={self.place!r}, but it must be 'remembers', 'sends' or 'pulls'.")
         if not self.gamma > 0:
-            raise UsageError(f"gamma={self.gamma}, but a squared distance is divided by it: take gamma > 0, such as 1e-4.")
+            raise UsageError(f"gamma={self.gamma}, but it must be above 0, such as 1e-4: it divides a squared distance.")
 
     @property
     def answers(self) -> Literal["center", "own", "remembered"]:
@@ -62,9 +62,9 @@ class ADAG(Scheme):
     carries = "the distance is measured from the last answer, and a window in flight began before it"
 
     def shrink(self, movement: Vector, distance: Vector, lr: float) -> Vector:
-        """What is left of a movement over which the center moved by ``distance``."""
+        """Return a movement, shrunk by the distance that the center moved meanwhile."""
         if self.form != "gamma" and not lr >= 0:
-            raise UsageError(f"ADAG(form={self.form!r}) measures by the optimiser's rate, which is {lr}. Take form='gamma'.")
+            raise UsageError(f"ADAG(form={self.form!r}) needs the optimiser's learning rate, which is {lr}. Take form='gamma'.")
         gamma = {"eta": max(lr, TINY), "gamma": self.gamma, "invariant": 1.0}[self.form]
         if self.form == "invariant":
             distance = distance / max(lr, TINY)
@@ -91,5 +91,5 @@ class ADAG(Scheme):
     def adopt(self, me: Replica, reply: Reply) -> bool | None:
         if self.place != "pulls" or me.sent is None:
             return super().adopt(me, reply)
-        me.local = me.anchor = me.center + me.sent  # as printed it would begin again from before its own commit
+        me.local = me.anchor = me.center + me.sent  # in the thesis as printed, the worker would restart before its own commit
         return None

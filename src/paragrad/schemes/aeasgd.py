@@ -16,20 +16,19 @@ from paragrad.types import CenterView, Commit, Reply, SchemePlan, Vector
 class AEASGD(Scheme):
     """e = α (w - c);  c <- c + e;  w <- w - e.
 
-    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015). With
-    ``atomic=True`` the three happen in one piece at the center, stable for every n while α <= 1. The thesis
-    (Hermans 2017) pulls c, computes e, then commits it (``atomic=False``): with n workers between pull and
-    commit that diverges from α (n + 1) >= 2 on.
+    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015). With ``atomic=True`` the center makes
+    all three updates at once, which is stable for every n while α <= 1. In the thesis (Hermans 2017), the worker pulls c,
+    computes e, then commits it (``atomic=False``): with n workers between pull and commit, this diverges for α (n + 1) >= 2.
 
-    Choose it when workers should explore and talk rarely (windows of 10 and more).
-    Not when the center itself must follow closely: it moves only by α of the distance.
+    Choose it if workers should explore and communicate rarely (windows of 10 or more).
+    Not if the center must follow the workers closely: it moves only by α of the distance.
     """
 
     window: int = 10
     alpha: float = 0.1
-    """Share of the distance that worker and center each give up at an exchange."""
+    """Share of the distance that worker and center each move at an exchange."""
     atomic: bool = True
-    """The center computes the force; False: the worker does, from a center it pulled before (the thesis's form)."""
+    """The center computes the force; False: the worker does, from a center that it pulled before (as in the thesis)."""
 
     elementwise = True
     answers = "own"
@@ -70,7 +69,7 @@ class AEASGD(Scheme):
         if not self.atomic and self.alpha * (workers + 1) >= 2:
             return [
                 f"AEASGD(atomic=False) with alpha={self.alpha} and {workers} workers has alpha * (workers + 1) = "
-                f"{self.alpha * (workers + 1):.2f} >= 2 and is known to diverge. alpha below {2 / (workers + 1):.3f} holds, "
-                "and so does atomic=True at any number of workers."
+                f"{self.alpha * (workers + 1):.2f} >= 2 and is known to diverge. Take alpha below {2 / (workers + 1):.3f}, or "
+                "atomic=True, which is stable with any number of workers."
             ]
         return []

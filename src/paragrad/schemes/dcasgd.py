@@ -1,4 +1,4 @@
-"""DCASGD: asynchronous gradients, corrected to first order for what the center did since they were taken."""
+"""DCASGD: asynchronous gradients, corrected to first order for the movement of the center since they were taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paragrad.schemes.scheme import Scheme
 from paragrad.types import CenterView, Commit, Vector
 
 EPSILON = 1e-7
-"""Under the root of the adaptive form."""
+"""Added under the root of the adaptive form."""
 
 
 @dataclass(frozen=True)
@@ -18,19 +18,19 @@ class DCASGD(Scheme):
     """c <- one step of the optimiser on g + λ g² (c - a), a the center at which g was taken;  the worker takes c.
 
     Zheng et al., *Asynchronous Stochastic Gradient Descent with Delay Compensation* (ICML 2017), arXiv:1609.08326:
-    g² stands for the curvature. Adaptive: λ / √(m + 1e-7) in the place of λ, with m <- 0.95 m + 0.05 g². The center
-    keeps a copy of a for every worker. One that is alone has c = a, and is plain training.
+    g² approximates the curvature. Adaptive: λ / √(m + 1e-7) instead of λ, with m <- 0.95 m + 0.05 g². The center keeps a copy
+    of a for every worker. A single worker has c = a, which is plain training.
 
-    Choose it for asynchronous SGD with a handful of workers, where gradients are small and λ can be tuned.
+    Choose it for asynchronous SGD with a few workers, if gradients are small and λ can be tuned.
     Not with large gradients: the correction grows with g², and the constant form then overshoots. Take adaptive.
     """
 
     strength: float | None = None
-    """λ; the paper's 0.04, or 2 where it is adaptive, if not given."""
+    """λ; by default 0.04 as in the paper, or 2 if adaptive."""
     adaptive: bool = False
     """Divide λ by the root of a running mean of g²."""
     decay: float = 0.95
-    """Of that mean."""
+    """Decay of that mean."""
 
     ships = "gradient"
     answers = "remembered"
@@ -39,7 +39,7 @@ class DCASGD(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strength is not None and not self.strength >= 0:
-            raise UsageError(f"strength={self.strength}, but a compensation is 0 or more; the paper takes 0.04, adaptive 2.")
+            raise UsageError(f"strength={self.strength}, but it must be 0 or more; the paper takes 0.04, adaptive 2.")
         if not 0 <= self.decay < 1:
             raise UsageError(f"decay={self.decay}, but a running mean needs 0 <= decay < 1, such as 0.95.")
 

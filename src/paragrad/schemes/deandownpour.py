@@ -1,4 +1,4 @@
-"""DeanDownpour: Downpour as it was published, with Adagrad at the center, pulls of their own, and a warm start."""
+"""DeanDownpour: Downpour as published, with Adagrad at the center, separate pulls, and a warm start."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class DeanDownpour(Scheme):
     """G = -d / η;  s <- s + G²;  c <- c - γ G / (√s + ε);  the worker takes c every ``fetch`` steps.
 
     Dean et al., *Large Scale Distributed Deep Networks* (NIPS 2012), section 4.1 and algorithm 7.1: G is the sum of the
-    gradients of ``window`` steps (their n_push), ``fetch`` their n_fetch, each element has a learning rate of its own, and
-    a single worker makes the first ``warm`` updates. The local optimiser must be plain SGD (``sgd:lr=...``): G is its movement
-    divided by its rate.
+    gradients of ``window`` steps (n_push in the paper), and ``fetch`` is n_fetch. Each element has its own learning rate, and a
+    single worker makes the first ``warm`` updates. The local optimiser must be plain SGD (``sgd:lr=...``), because G is its
+    movement divided by its learning rate.
 
-    Choose it where Downpour is wanted with many workers: Adagrad's falling rates keep it stable.
+    Choose it for Downpour with many workers: the falling learning rates of Adagrad keep it stable.
     Not for long runs that need large steps late: s only grows.
     """
 
     rate: float = 0.01
-    """γ: Adagrad's learning rate at the center."""
+    """γ: learning rate of Adagrad at the center."""
     fetch: int | None = None
-    """Steps between pulls; None: the center comes with the answer to each commit."""
+    """Steps between pulls; None: the answer to each commit contains the center."""
     warm: int = 0
-    """Updates that one worker makes alone before the others begin."""
+    """Updates that one worker makes alone before the others start."""
     epsilon: float = 1e-10
-    """Keeps an element without gradient from dividing by 0."""
+    """Avoids a division by 0 for elements without gradient."""
 
     center_slots = ("squares",)
     worker_slots = ("accrued",)
@@ -45,10 +45,10 @@ class DeanDownpour(Scheme):
             raise UsageError(f"rate={self.rate}, epsilon={self.epsilon}, but DeanDownpour needs both above 0.")
         if self.fetch is not None and self.fetch < 1:
             raise UsageError(
-                f"fetch={self.fetch}, but a worker makes at least 1 step between pulls; None pulls with each answer."
+                f"fetch={self.fetch}, but a worker makes at least 1 step between pulls; None: the answers contain the center."
             )
         if self.warm < 0:
-            raise UsageError(f"warm={self.warm}, but it is a number of updates; 0 lets all workers begin at once.")
+            raise UsageError(f"warm={self.warm}, but it must be a number of updates; with 0 all workers start together.")
 
     @property
     def pulls(self) -> int | None:

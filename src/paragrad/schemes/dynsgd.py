@@ -1,4 +1,4 @@
-"""DynSGD: like Downpour, but a movement counts the less the more the center has moved on meanwhile."""
+"""DynSGD: like Downpour, but each movement is divided by its staleness."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paragrad.types import Commit
 class DynSGD(Scheme):
     """c <- c + d / (τ + 1), with τ the updates of the center since the window began;  the worker takes c.
 
-    Jiang, Cui, Zhang, Yu, *Heterogeneity-aware Distributed Parameter Servers* (SIGMOD 2017). Equal workers have
-    τ = n - 1, so that n windows together count as their mean: at window 1 and curvature h it is stable while
-    ηh < 2n sin(π / (4n - 2)), which is never below π/2, where Downpour allows an n-th of that.
+    Jiang, Cui, Zhang, Yu, *Heterogeneity-aware Distributed Parameter Servers* (SIGMOD 2017). Equal workers have τ = n - 1, so
+    that n windows together count as their mean. At window 1 and curvature h it is stable for ηh < 2n sin(π / (4n - 2)), which
+    is never below π/2; Downpour allows one n-th of that.
 
-    Choose it with workers of different speeds, or with more of them than Downpour bears.
-    Not with many equal workers in a hurry: together they move the center no faster than one.
+    Choose it with workers of different speeds, or with too many workers for Downpour.
+    Not for speed with many equal workers: together they move the center no faster than one.
     """
 
     window: int = 5

@@ -1,4 +1,4 @@
-"""EAMSGD: asynchronous elastic averaging whose workers descend with Nesterov momentum."""
+"""EAMSGD: asynchronous elastic averaging with Nesterov momentum in the workers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paragrad.types import CenterView, Commit, Reply, Vector
 class EAMSGD(Scheme):
     """v <- δ v - η g(w + δ v);  w <- w + v;  after a window e = α (w - c);  c <- c + e;  w <- w - e.
 
-    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015). The center computes the
-    force, in one piece; the next gradient is taken after it (the paper: at w as it was before). The local optimiser
-    must be plain SGD ("sgd:lr=..."): v is made of its movement, and a momentum of its own, or Adam's, would come on
-    top. EAMSGD(momentum=0) is AEASGD.
+    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015). The center computes the force and applies
+    it at once; the next gradient is taken after it (in the paper: at the w before). The local optimiser must be plain SGD
+    ("sgd:lr=..."): v is computed from its movement, and the momentum of another optimiser would be added to it.
+    EAMSGD(momentum=0) is AEASGD.
 
-    Choose it over AEASGD where a single process is better off with momentum too.
-    Not with an optimiser other than plain SGD: take AEASGD, which leaves it alone.
+    Choose it over AEASGD if momentum also helps a single process.
+    Not with an optimiser other than plain SGD: take AEASGD, which works with any.
     """
 
     window: int = 10
     alpha: float = 0.1
-    """Share of the distance that worker and center each give up at an exchange."""
+    """Share of the distance that worker and center each move at an exchange."""
     momentum: float = 0.9
-    """δ, of the workers' own Nesterov momentum."""
+    """δ, the Nesterov momentum of the workers."""
 
-    # Between steps the model stands at the look-ahead point w + δ v, where the next gradient is taken.
+    # Between steps the model is at the look-ahead point w + δ v, where the next gradient is taken.
     worker_slots = ("weights", "velocity")
     adopts_from = ()
     early = "step"
@@ -48,7 +48,7 @@ class EAMSGD(Scheme):
 
     def begin(self, me: Replica) -> None:
         if me.anchor is not me.slots["weights"]:
-            # The window does not follow on an adopted one: the worker was put at the center, at the start or after a refusal.
+            # The worker starts at the center: at the beginning, or after a rejected commit.
             me.slots["weights"] = me.local
             me.slots["velocity"].zero_()
 

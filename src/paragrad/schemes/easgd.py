@@ -1,4 +1,4 @@
-"""EASGD: synchronous elastic averaging; all workers pull at the center at once, and it at them."""
+"""EASGD: synchronous elastic averaging; all workers and the center attract each other at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.schemes.scheme import Scheme
+from paragrad.schemes.scheme import Synchronous
 from paragrad.types import CenterView, Commit, Reply, SchemePlan, Vector
 
 Form: TypeAlias = Literal["sum", "mean"]
@@ -19,29 +19,29 @@ Starts: TypeAlias = Literal["center", "own"]
 
 
 @dataclass(frozen=True)
-class EASGD(Scheme):
+class EASGD(Synchronous):
     """eᵢ = α (wᵢ - c);  c <- c + Σ eᵢ;  wᵢ <- wᵢ - eᵢ, all from the same c.
 
-    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015), with α = β / n. The
-    distance of the workers' mean from c shrinks by 1 - α (n + 1), so that it holds while α (n + 1) < 2; with
-    ``form="mean"`` (c <- c + mean eᵢ, Distributed Keras) by 1 - 2α, for every n. One worker is AEASGD(alpha=α).
+    Zhang, Choromanska, LeCun, *Deep learning with Elastic Averaging SGD* (NIPS 2015), with α = β / n. An exchange multiplies
+    the distance between c and the mean of the workers by 1 - α (n + 1), so that it is stable for α (n + 1) < 2. With
+    ``form="mean"`` (c <- c + mean eᵢ, as in Distributed Keras) the factor is 1 - 2α for every n. One worker is AEASGD(alpha=α).
 
-    Choose it when workers are equally fast, should explore, and talk rarely.
-    Not when one worker is slow: all wait for it. Take AEASGD.
+    Choose it if workers are equally fast, should explore, and communicate rarely.
+    Not if one worker is slow: all wait for it. Take AEASGD.
     """
 
     window: int = 10
     beta: float = 0.9
-    """n α: the share of its distance from the workers' mean that the center moves."""
+    """n α: share of its distance from the mean of the workers that the center moves."""
     alpha: float | None = None
-    """Share of the distance that a worker gives up at an exchange; by default beta / n."""
+    """Share of the distance that a worker moves at an exchange; by default beta / n."""
     form: Form = "sum"
-    """Whether the center takes the sum of the forces, or their mean (it then moves by α of the distance)."""
+    """The center takes the sum of the forces, or their mean (it then moves by α of the distance)."""
     ends: Ends = "window"
-    """Where local work only stretches the spring a window may end early. By "thesis" (Hermans 2017) when
-    ‖ηg‖ - ‖α(w - c)‖ < η, and so at every step once ‖g‖ < 1; by "relative" when ‖ηg‖ < ‖α(w - c)‖."""
+    """End of a window: after all its steps, or early if the elastic force exceeds the step. "thesis" (Hermans 2017) ends it if
+    ‖ηg‖ - ‖α(w - c)‖ < η, which is at every step once ‖g‖ < 1; "relative" ends it if ‖ηg‖ < ‖α(w - c)‖."""
     starts: Starts = "center"
-    """Whether workers begin from the center, or each from a random point of its own."""
+    """Workers start from the center, or each from its own random point."""
 
     elementwise = True
     carries = True
@@ -54,25 +54,21 @@ class EASGD(Scheme):
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise UsageError(f"alpha={self.alpha}, but the elastic force is stable only for 0 < alpha <= 1.")
         for name, known in (("form", Form), ("ends", Ends), ("starts", Starts)):
-            if getattr(self, name) not in get_args(known):
-                raise UsageError(f"{name}={getattr(self, name)!r}, but it is one of {', '.join(map(repr, get_args(known)))}.")
-        if self.bound is not None:
-            raise UsageError("EASGD is synchronous: a bound on staleness has no meaning, leave it out.")
+            value, choices = getattr(self, name), get_args(known)
+            if value not in choices:
+                raise UsageError(f"{name}={value!r}, but it must be one of {', '.join(map(repr, choices))}.")
 
     @property
     def early(self) -> Literal["step"] | None:
         return None if self.ends == "window" else "step"
 
     def strength(self, workers: int) -> float:
-        """α."""
+        """Return α."""
         return self.beta / workers if self.alpha is None else self.alpha
 
     def go_on(self, me: Replica) -> bool:
         spring = self.strength(me.workers) * float(torch.linalg.vector_norm(me.local - me.center))
         return me.moved - spring >= (me.lr if self.ends == "thesis" else 0.0)
-
-    def quorum(self, workers: int) -> int:
-        return workers
 
     def commit(self, me: Replica) -> Vector:
         return self.strength(me.workers) * (me.local - me.center)
@@ -95,6 +91,6 @@ class EASGD(Scheme):
         product = "alpha * (workers + 1)" if self.form == "sum" else "alpha * 2"
         return [
             f"EASGD(form={self.form!r}) with alpha={alpha:.4g} and {workers} workers has {product} = {alpha * pulls:.2f} >= 2 "
-            "and is known to diverge: the center swings as far out at every exchange, or further. "
-            f"alpha below {2 / pulls:.3f} (beta below {2 * workers / pulls:.3f}) holds."
+            "and is known to diverge: at every exchange the center oscillates at least as far. "
+            f"Take alpha below {2 / pulls:.3f} (beta below {2 * workers / pulls:.3f})."
         ]

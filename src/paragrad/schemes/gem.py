@@ -1,43 +1,42 @@
-"""GEM: gradient energy matching; all workers together move the center only as fast as one would."""
+"""GEM: gradient energy matching; all workers together move the center only as fast as one worker would."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
 from paragrad.schemes.scheme import Scheme
-from paragrad.types import CenterView, Commit, Reply, SchemePlan, Vector
+from paragrad.types import Commit, Reply, SchemePlan, Vector
 
 FEW = 16
-"""Windows per worker that it takes at least, with an optimiser that has a momentum of its own."""
+"""Least number of windows per worker with an optimiser that has momentum."""
 MOMENTS = ("adam", "adamw", "adamax", "nadam", "radam")
-"""Optimisers with a momentum of their own by default."""
+"""Optimisers that have momentum by default."""
 
 
 @dataclass(frozen=True)
 class GEM(Scheme):
     """u = w - a;  p <- μ p + u;  π = clip((κ|p| - |c - c'|) / (|u| + ε), 0, 5);  c <- c + π u;  w <- c + π u.
 
-    c is pulled just before the commit, c' was pulled before the last one (at first: what the worker began from), so
-    that c - c' is the movement of all, its own included, and p what one worker alone would have. Hermans, Louppe,
-    *Gradient Energy Matching for Distributed Asynchronous Gradient Descent* (2018), arXiv:1805.08469 (whose
-    code divides by |u + ε|, which may be 0).
+    The worker pulls c just before the commit; c' is the one pulled before the last commit (at first: its starting point). So
+    c - c' is the movement of all workers, and p approximates the movement of one worker alone. Hermans, Louppe, *Gradient
+    Energy Matching for Distributed Asynchronous Gradient Descent* (2018), arXiv:1805.08469 (the code of the paper divides by
+    |u + ε|, which may be 0).
 
-    Choose it when the number of workers is large or not known, and stability matters more than speed.
-    Not with Adam, many workers and momentum=0.9: the proxy is a momentum, and Adam has one of its own; take momentum=0. Nor
-    for one worker, whose commits are stretched and shrunk as well.
+    Choose it if the number of workers is large or unknown, and stability matters more than speed.
+    Not with Adam, many workers and momentum=0.9: the proxy is a momentum, and Adam has its own; take momentum=0. Nor for one
+    worker, whose commits are scaled as well.
     """
 
     momentum: float = 0.9
-    """How long one worker's movements are remembered in the proxy p."""
+    """μ: decay of the proxy p, which remembers the movements of one worker."""
     kappa: float = 2.0
-    """How many times a lone worker's movement all of them may make."""
+    """κ: largest movement of all workers together, relative to that of a single worker."""
     epsilon: float = 1e-12
-    """Keeps an element that did not move from dividing by 0."""
+    """Avoids a division by 0 for elements that did not move."""
     clip: float = 5.0
-    """The most that an element is stretched."""
+    """Largest factor π of an element."""
 
     pulls = "commit"
     elementwise = True
@@ -50,8 +49,8 @@ class GEM(Scheme):
             raise UsageError(f"momentum={self.momentum}, but the proxy needs 0 <= momentum < 1.")
         if not (self.kappa > 0 and self.epsilon > 0 and self.clip > 0):
             raise UsageError(
-                f"kappa={self.kappa}, epsilon={self.epsilon}, clip={self.clip}, but GEM needs all three above 0: nothing "
-                "would be committed, or 0 divided by 0."
+                f"kappa={self.kappa}, epsilon={self.epsilon}, clip={self.clip}, but GEM needs all three above 0: otherwise "
+                "commits would be 0 or NaN."
             )
 
     def warnings(self, plan: SchemePlan) -> list[str]:
@@ -59,13 +58,12 @@ class GEM(Scheme):
         if not self.momentum or plan.optimizer not in MOMENTS or plan.workers == 1 or rounds >= enough:
             return []
         return [
-            f"GEM with {plan.workers} workers, momentum={self.momentum} and {plan.optimizer}, which has a momentum of its own, "
-            f"moves the center too far in a run of {rounds:.3g} windows per worker. momentum=0 holds, and so do "
-            f"{enough} windows or more."
+            f"GEM with {plan.workers} workers, momentum={self.momentum} and {plan.optimizer} (with its own momentum) moves "
+            f"the center too far in a run of {rounds:.3g} windows per worker. Take momentum=0, or at least {enough} windows."
         ]
 
     def begin(self, me: Replica) -> None:
-        if me.anchor is me.center:  # it begins from the center as it is: at first, and after a refusal
+        if me.anchor is me.center:  # the worker starts at the center: at the beginning, or after a rejected commit
             me.slots["pulled"] = me.center
 
     def commit(self, me: Replica) -> Vector:
@@ -75,10 +73,8 @@ class GEM(Scheme):
         me.slots["pulled"] = me.center
         return (energy / (update.abs() + self.epsilon)).clamp(0, self.clip) * update
 
-    def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector:
-        for commit in commits:
-            center.add(commit.value)
-        return center.value
+    def scale(self, commit: Commit) -> float:
+        return 1.0
 
     def adopt(self, me: Replica, reply: Reply) -> None:
         if me.sent is not None:

@@ -1,4 +1,4 @@
-"""Hogwild: workers write their steps straight into the shared weights, without a lock."""
+"""Hogwild: workers write their steps directly into the shared weights, without a lock."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paragrad.types import CenterView, Commit, Reply, Vector
 
 @dataclass(frozen=True)
 class Hogwild(Scheme):
-    """c <- c - η g(c), by every worker at once and element by element as it comes;  the worker's weights are c.
+    """c <- c - η g(c), by all workers at the same time, element by element;  the worker's weights are c.
 
-    Recht, Ré, Wright, Niu, *Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent* (NIPS
-    2011). A worker reads while others write, and a step may be lost where two write to one element. A window is
-    how often a worker reports what it has done. What is written cannot be refused: NaN stays, and so do the steps of
-    a lost worker, whose rows are done again.
+    Recht, Ré, Wright, Niu, *Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent* (NIPS 2011). A worker
+    reads while others write, and a step may be lost if two workers write to the same element. A worker reports its progress
+    after each window. The center cannot reject a step: NaN stays, and so do the steps of a lost worker, whose rows are trained
+    again.
 
-    Choose it on one machine where gradients are sparse, so that workers seldom meet.
-    Not for dense models with many workers, nor where a run must repeat to the bit.
+    Choose it on one machine with sparse gradients, so that workers rarely write to the same elements.
+    Not for dense models with many workers, nor if a run must be reproducible to the bit.
     """
 
     starts = "shared"
@@ -29,4 +29,4 @@ class Hogwild(Scheme):
         return center.value
 
     def adopt(self, me: Replica, reply: Reply) -> None:
-        """Nothing: the weights are the center, and copying them onto themselves would undo what others write meanwhile."""
+        """Do nothing: the weights are the center, and a copy would overwrite what other workers write meanwhile."""

@@ -8,24 +8,24 @@ from typing import Literal
 
 from paragrad.core.replica import Replica
 from paragrad.errors import UsageError
-from paragrad.schemes.scheme import Scheme
+from paragrad.schemes.scheme import Synchronous
 from paragrad.types import CenterView, Commit, Vector
 
 
 @dataclass(frozen=True)
-class ModelAveraging(Scheme):
+class ModelAveraging(Synchronous):
     """c <- Σ sᵢ wᵢ / Σ sᵢ, with sᵢ the steps of worker i's window;  every worker takes c.
 
-    With a window as long as the run this is one-shot averaging. Zinkevich et al., *Parallelized
-    Stochastic Gradient Descent* (2010); McDonald, Hall, Mann (2010).
+    With one window as long as the run, this is one-shot averaging. Zinkevich et al., *Parallelized Stochastic Gradient Descent*
+    (2010); McDonald, Hall, Mann (2010).
 
-    Choose it when talking is dear and workers see data of the same kind.
-    Not with ``starts="own"`` on problems of many basins: the mean of two good points may be a bad one.
+    Choose it if communication is expensive and all workers have similar data.
+    Not with ``starts="own"`` for losses with many minima: the mean of two good points may be a bad point.
     """
 
     window: int = 10
     starts: Literal["center", "own"] = "center"
-    """Whether workers begin from the center, or each from a random point of its own."""
+    """Workers start from the center, or each from its own random point."""
 
     ships = "weights"
     elementwise = True
@@ -33,17 +33,12 @@ class ModelAveraging(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.starts not in ("center", "own"):
-            raise UsageError(f"starts={self.starts!r}, but workers start from 'center' or from their 'own' point.")
-        if self.bound is not None:
-            raise UsageError("ModelAveraging is synchronous: a bound on staleness has no meaning, leave it out.")
+            raise UsageError(f"starts={self.starts!r}, but workers start from the 'center' or from their 'own' point.")
 
     @property
     def carries(self) -> Literal[True] | str:
-        apart = "workers that start from points of their own would carry movement made there to the mean of all"
-        return apart if self.starts == "own" else True
-
-    def quorum(self, workers: int) -> int:
-        return workers
+        reason = "workers that start from their own points would carry movement made there to the mean of all"
+        return reason if self.starts == "own" else True
 
     def commit(self, me: Replica) -> Vector:
         return me.local

@@ -1,4 +1,4 @@
-"""What a scheme is: how workers and the center cooperate, as algebra on one flat vector."""
+"""The base class of schemes: how workers and the center cooperate, as operations on one flat vector."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paragrad.types import CenterView, Commit, Reply, SchemePlan, Vector
 
 @dataclass(frozen=True)
 class Scheme:
-    """One round trip between a worker and the center; subclass it and write ``apply`` or ``scale``.
+    """One round trip between a worker and the center; subclass it and define ``apply`` or ``scale``.
 
-    A worker runs a window of local steps and commits; the center gathers commits until there is a quorum, applies them, ticks
-    its clock and replies; the worker adopts the reply. Everything has a default, so that a scheme says only what is its own.
+    A worker runs a window of local steps and commits. The center collects commits until it has a quorum, applies them, advances
+    its clock and replies. The worker adopts the reply. Everything has a default, so that a scheme defines only its differences.
 
-    A declaration is fixed for most schemes (``held = False`` in the class body) and depends on the fields for some (a
-    property). schemes/traits.py has what follows from the declarations.
+    Most schemes have a fixed declaration (``held = False`` in the class body). If it depends on fields, it is a property.
+    schemes/traits.py derives further facts from the declarations.
     """
 
     window: int = 1
     """Local steps before a commit."""
     bound: int | None = field(default=None, kw_only=True)
-    """Asynchronous schemes: how many commits a worker may be ahead of the slowest (SSP; Ho et al. 2013)."""
+    """Asynchronous schemes: number of commits that a worker may be ahead of the slowest (SSP; Ho et al. 2013)."""
     overlap: int = field(default=0, kw_only=True)
-    """1: a worker computes its next window, from its own weights, while its commit is in flight; commits are then 2n - 1
-    updates stale on average instead of n - 1."""
+    """1: a worker computes its next window from its own weights while its commit is in flight. The mean staleness is then
+    2n - 1 instead of n - 1."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -39,33 +39,38 @@ class Scheme:
             raise UsageError(f"bound={self.bound}, but a worker must be allowed to be at least 1 commit ahead.")
         if self.overlap not in (0, 1):
             raise UsageError(
-                f"overlap={self.overlap}, but a worker has one commit in flight at a time: overlap is 1, the next window is "
-                "computed meanwhile, or 0."
+                f"overlap={self.overlap}, but a worker has one commit in flight at a time: take 1, to compute the next window "
+                "meanwhile, or 0."
             )
         if self.overlap and (why := overlap_obstacle(self)) is not None:
-            raise UsageError(f"{type(self).__name__} takes no overlap here: {why}. Leave it out.")
+            raise UsageError(f"{type(self).__name__} cannot use overlap here: {why}. Leave it out.")
 
-    # -- declarations: what is exchanged --------------------------------------------------------------------
+    def _check_window_is_1(self) -> None:
+        if self.window != 1:
+            name = type(self).__name__
+            raise UsageError(f"window={self.window}, but {name} exchanges a gradient at every step: leave window at 1.")
+
+    # -- declarations: contents of an exchange ---------------------------------------------------------------
 
     @property
     def ships(self) -> Literal["movement", "gradient", "weights"]:
-        """What a commit is; a gradient is taken at the anchor, and the center holds the optimiser."""
+        """Value of a commit. A gradient is taken at the anchor, and the center has the optimiser."""
         return "movement"
 
     @property
     def sends(self) -> tuple[str, ...]:
-        """Names of further vectors in a commit; ``commit`` then returns (value, *further)."""
+        """Names of additional vectors in a commit; ``commit`` then returns (value, *additional)."""
         return ()
 
     @property
     def parts(self) -> int:
-        """Number of fragments of the vector, committed in turn."""
+        """Number of fragments of the vector that are committed in turn."""
         return 1
 
     @property
     def answers(self) -> Literal["center", "own", "remembered"]:
-        """What a worker is given: the center; an answer of its own, of which ``apply`` returns a list, one per commit; or the
-        center, which stays in ``center.handed[k]`` until the next reply."""
+        """Answer to a worker: the center; its "own" answer (``apply`` returns a list, one per commit); or the center, which the
+        center remembers in ``center.handed[k]`` until the next reply."""
         return "center"
 
     @property
@@ -80,62 +85,62 @@ class Scheme:
 
     @property
     def elementwise(self) -> bool:
-        """``commit`` and ``apply`` work element by element, so that they may be run in blocks that fit a cache, or in slices by
-        several processes. ``center.step`` counts as such: the optimiser is asked itself."""
+        """True if ``commit`` and ``apply`` work element by element, so that they may run in blocks that fit a cache, or in
+        slices by several processes. ``center.step`` is allowed: the optimiser declares for itself whether it can."""
         return False
 
-    # -- declarations: when, and from where -----------------------------------------------------------------
+    # -- declarations: order and starting points -------------------------------------------------------------
 
     @property
     def held(self) -> bool:
-        """A worker waits until its round has been applied."""
+        """True if a worker waits until its round has been applied."""
         return True
 
     @property
     def late(self) -> Literal["apply", "drop"]:
-        """What happens to a commit based on an older clock."""
+        """Treatment of a commit that is based on an older clock."""
         return "apply"
 
     @property
     def starts(self) -> Literal["center", "own", "shared"]:
-        """Where a worker's weights begin: as a copy of the center, at a random point of its own; "shared": they *are* the
-        center, without a lock (engines with shared memory only)."""
+        """Start of a worker's weights: a copy of the center, its own random point, or "shared": they *are* the center, without
+        a lock (only on engines with shared memory)."""
         return "center"
 
     @property
     def pulls(self) -> int | Literal["commit"] | None:
-        """Further pulls of the center into ``me.center``: just before every ``commit``; or after every so many of a worker's
-        steps, inside a window too (see ``pulled``)."""
+        """Additional pulls of the center into ``me.center``: just before every "commit", or every so many steps of a worker,
+        also inside a window (see ``pulled``)."""
         return None
 
     @property
     def early(self) -> Literal["step", "queue"] | None:
-        """Ask ``go_on`` after each local step; "queue": it reads ``me.busy``, whether the center has a queue, which a worker on
-        another machine cannot see."""
+        """ "step": the worker calls ``go_on`` after each local step. "queue": ``go_on`` also reads ``me.busy``, whether commits
+        wait at the center, which a worker on another machine cannot see."""
         return None
 
     @property
     def plain_sgd(self) -> bool:
-        """The equation is one of plain SGD: any other torch optimiser is refused."""
+        """True if the equation is defined for plain SGD; any other optimiser is rejected."""
         return False
 
     @property
     def carries(self) -> Literal[True] | str:
-        """True: ``adopt`` keeps what was moved since ``me.at_send``, so that a worker may go on while its commit is in flight.
-        A text: the reason why not."""
+        """True if ``adopt`` keeps the movement since ``me.at_send``, so that a worker may continue while its commit is in
+        flight; otherwise the reason why not."""
         if type(self).adopt is Scheme.adopt:
             return True
-        return "its adopt() does not carry what was moved in flight (where it does, declare carries = True)"
+        return "its adopt() does not keep movement made in flight (if it does, declare carries = True)"
 
     @property
     def adopts_from(self) -> tuple[str, ...]:
-        """Vectors of ``me`` that ``adopt`` needs, besides the slots: checkpoints keep them, as they are when a commit leaves.
-        By default all that there are, where a scheme has an ``adopt`` of its own."""
+        """Vectors of ``me`` that ``adopt`` needs besides the slots; checkpoints contain them as of the last commit. By default
+        all vectors, if a scheme defines ``adopt``."""
         own = type(self).adopt is not Scheme.adopt and self.starts != "shared"
         return ("local", "sent", "center") if own else ("local",) if self.overlap else ()
 
     def warnings(self, plan: SchemePlan) -> list[str]:
-        """Return what is known to go wrong in such a run, each with the value that holds."""
+        """Return known problems of such a run, each with a setting that works."""
         return []
 
     # -- the worker's side ----------------------------------------------------------------------------------
@@ -144,19 +149,19 @@ class Scheme:
         """Prepare a window."""
 
     def pulled(self, me: Replica) -> None:
-        """Continue from the center that was pulled inside a window into ``me.center``; set aside what was moved so far."""
-        raise NotImplementedError(f"{type(self).__name__} pulls inside a window, so it must write pulled().")
+        """Continue from the center that was pulled inside a window into ``me.center``; keep the movement so far."""
+        raise NotImplementedError(f"{type(self).__name__} pulls inside a window, so it must define pulled().")
 
     def go_on(self, me: Replica) -> bool:
-        """Return whether the window goes on after the step just made."""
+        """Return whether the window continues after the last step."""
         return True
 
     def commit(self, me: Replica) -> Vector | tuple[Vector, ...]:
-        """Return what to send; may change ``me.slots``, nothing else."""
+        """Return the value to send; it may change ``me.slots`` and nothing else."""
         return me.gradient if self.ships == "gradient" else me.movement()
 
     def adopt(self, me: Replica, reply: Reply) -> bool | None:
-        """Make something of the reply; return False where it was ignored (the window then keeps its version)."""
+        """Use the reply; return False if it was ignored (the window then keeps its version)."""
         if me.at_send is None:
             if not reply.placed:
                 me.local = reply.value
@@ -168,41 +173,51 @@ class Scheme:
     # -- the center's side ----------------------------------------------------------------------------------
 
     def quorum(self, workers: int) -> int:
-        """Return how many commits the center gathers before it applies them: 1 is asynchronous, n synchronous."""
+        """Return the number of commits that the center collects before it applies them: 1 is asynchronous, n synchronous."""
         return 1
 
     def steps(self, center: CenterView, worker: int) -> int:
-        """Return the length of a worker's next window, at most ``window``; 0: it waits until the center has moved on."""
+        """Return the length of a worker's next window, at most ``window``; with 0 it waits for the next update."""
         return self.window
 
     def apply(self, center: CenterView, commits: Sequence[Commit]) -> Vector | list[Vector]:
-        """Change the center by a round of commits; return ``center.value``, or one answer for each commit."""
+        """Update the center with a round of commits; return ``center.value``, or one answer per commit."""
         for commit in commits:
             center.add(commit.value, self.scale(commit))
         return center.value
 
     def scale(self, commit: Commit) -> float:
-        """Return how much of a movement the center takes, for schemes that are ``c <- c + scale * d`` and no more."""
+        """Return the factor of a movement, for schemes that are just ``c <- c + scale * d``."""
         raise NotImplementedError(
-            f"{type(self).__name__} does not say what the center does with a commit: write apply() or scale()."
+            f"{type(self).__name__} does not define how the center applies a commit: write apply() or scale()."
         )
 
 
+@dataclass(frozen=True)
+class Synchronous(Scheme):
+    """Base class of schemes whose rounds wait for all workers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bound is not None:
+            raise UsageError(f"{type(self).__name__} is synchronous: a bound on staleness has no meaning, leave it out.")
+
+    def quorum(self, workers: int) -> int:
+        return workers
+
+
 def overlap_obstacle(scheme: Scheme) -> str | None:
-    """Return why a window cannot be computed while the commit before it is in flight; None where it can."""
+    """Return why a window cannot be computed while the previous commit is in flight; None if it can."""
     carries = scheme.carries
     if carries is not True and type(scheme).carries is not Scheme.carries:
         return carries
     reasons = [
-        (scheme.starts == "shared", "its workers' weights are the center itself, so that nothing is ever in flight"),
-        (scheme.early, "it looks at its worker after each step, and a window in flight is made in one go"),
-        (isinstance(scheme.pulls, int), "its worker pulls the center inside a window, and the answer would come on top"),
+        (scheme.starts == "shared", "the weights of its workers are the center itself, so that nothing is ever in flight"),
+        (scheme.early, "it decides after each step, but a window in flight is computed as a whole"),
+        (isinstance(scheme.pulls, int), "its worker pulls the center inside a window, and the answer would be added to that"),
         (scheme.pulls == "commit", "its worker continues from the center that it pulled before the commit"),
-        (
-            scheme.answers == "remembered",
-            "the center remembers what a worker was given last; a window in flight began before that",
-        ),
-        (scheme.late == "drop", "late commits are dropped, and one whose window began in flight is always late"),
+        (scheme.answers == "remembered", "the center remembers its last answer, but a window in flight began before that"),
+        (scheme.late == "drop", "late commits are dropped, and a commit whose window began in flight is always late"),
         (carries is not True, str(carries)),
     ]
     return next((why for holds, why in reasons if holds), None)

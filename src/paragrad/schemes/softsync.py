@@ -1,4 +1,4 @@
-"""SoftSync: the center steps on the mean of a share of the workers' gradients, each scaled by its staleness; nobody waits."""
+"""SoftSync: the center steps on the mean of some gradients, each divided by its staleness; workers do not wait."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paragrad.types import CenterView, Commit, Vector
 class SoftSync(Scheme):
     """c <- c - η Σ wᵢ gᵢ / max(1, τᵢ) / Σ wᵢ, over ⌊n/s⌋ gradients;  the worker takes c, without waiting for the step.
 
-    wᵢ is the loss's own normaliser. Where the optimiser is not plain SGD it sees the weighted mean of the
-    gradients, and the mean of 1 / max(1, τ) scales its *step*: Adam would undo a scaled gradient. Zhang, Gupta,
-    Lian, Liu, *Staleness-aware Async-SGD for Distributed Deep Learning* (IJCAI 2016), arXiv:1511.05950.
+    wᵢ is the normaliser of the loss. An optimiser other than plain SGD gets the weighted mean of the gradients, and the mean of
+    1 / max(1, τ) scales its *step*, because Adam would undo a scaled gradient. Zhang, Gupta, Lian, Liu, *Staleness-aware
+    Async-SGD for Distributed Deep Learning* (IJCAI 2016), arXiv:1511.05950.
 
-    Choose it when workers differ in speed and the center shall hold the optimiser: s = 1 is nearly
-    synchronous, s = n steps on every gradient.
-    Not when a run must repeat to the bit: it depends on who comes first. Take SyncSGD.
+    Choose it if workers differ in speed and the center should have the optimiser: s = 1 is nearly synchronous, s = n steps on
+    every gradient.
+    Not if a run must be reproducible to the bit: it depends on the order of arrival. Take SyncSGD.
     """
 
     splits: int = 1
-    """s: the center steps s times while n gradients come in."""
+    """s: steps of the center per n gradients."""
 
     ships = "gradient"
     held = False
@@ -33,15 +33,14 @@ class SoftSync(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window != 1:
-            raise UsageError(f"window={self.window}, but SoftSync exchanges a gradient at every step: leave window at 1.")
+        self._check_window_is_1()
         if self.splits < 1:
-            raise UsageError(f"splits={self.splits}, but the center steps at least 1 time for every n gradients.")
+            raise UsageError(f"splits={self.splits}, but the center makes at least 1 step per n gradients.")
 
     def quorum(self, workers: int) -> int:
         if self.splits > workers:
             raise UsageError(
-                f"splits={self.splits} with workers={workers} leaves less than one gradient for a step: "
+                f"splits={self.splits} with workers={workers} leaves less than one gradient per step: "
                 f"splits can be 1 to {workers}."
             )
         return workers // self.splits

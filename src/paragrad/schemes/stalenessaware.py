@@ -1,4 +1,4 @@
-"""StalenessAware: asynchronous gradients, each stepped with the learning rate divided by its staleness."""
+"""StalenessAware: one step per asynchronous gradient, with the learning rate divided by its staleness."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paragrad.types import CenterView, Commit, Vector
 
 @dataclass(frozen=True)
 class StalenessAware(Scheme):
-    """c <- one step of the optimiser on g with rate η / max(1, τ), τ the staleness of g;  the worker takes c.
+    """c <- one step of the optimiser on g with learning rate η / max(1, τ), τ the staleness of g;  the worker takes c.
 
     Zhang, Gupta, Lian, Liu, *Staleness-aware Async-SGD for Distributed Deep Learning* (IJCAI 2016), arXiv:1511.05950.
-    It is the step that is scaled, not g, so that it holds for Adam too (to which a scaled g is the same g). A window
-    of λ is the mean gradient of λ mini-batches.
+    The step is scaled, not g, so that it works for Adam too (which ignores the scale of g). A window of λ steps is the mean
+    gradient of λ mini-batches.
 
-    Choose it where one optimiser should see all gradients, and workers differ in speed.
-    Not where the link is slow: it exchanges a gradient for every window, and one worker's windows are larger batches.
+    Choose it if one optimiser should see all gradients, and workers differ in speed.
+    Not with a slow network: it exchanges a gradient per window, and longer windows are only larger batches.
     """
 
     ships = "gradient"

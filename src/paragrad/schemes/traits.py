@@ -1,4 +1,4 @@
-"""What follows from a scheme's declarations, for those who run it."""
+"""Facts that follow from the declarations of a scheme, for engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_shared(scheme: Scheme) -> bool:
 
 
 def starts_apart(scheme: Scheme) -> bool:
-    """Return whether each worker begins from a random point of its own."""
+    """Return whether each worker starts from its own random point."""
     return scheme.starts == "own"
 
 
@@ -27,22 +27,22 @@ def pulls_before_commit(scheme: Scheme) -> bool:
 
 
 def pull_every(scheme: Scheme) -> int | None:
-    """Return the number of a worker's steps between pulls inside windows; None: there are none."""
+    """Return the number of a worker's steps between pulls inside windows; None without such pulls."""
     return scheme.pulls if isinstance(scheme.pulls, int) else None
 
 
 def is_additive(scheme: Scheme) -> bool:
-    """Return whether values may be summed, and so be compressed with error feedback."""
+    """Return whether values may be summed, and so compressed with error feedback."""
     return scheme.ships != "weights" and scheme.answers != "own" and not is_shared(scheme)
 
 
 def keeps_state(scheme: Scheme) -> bool:
-    """Return whether a worker has private state: its optimiser's, slots, or weights of its own."""
+    """Return whether a worker has private state: of its optimiser, in slots, or its own weights."""
     return scheme.ships != "gradient" or bool(scheme.worker_slots) or type(scheme).adopt is not Scheme.adopt
 
 
 def is_scaled_movement(scheme: Scheme) -> bool:
-    """Return whether it is ``c <- c + scale * d``, with the worker taking c, and no more: an engine may do it in one pass."""
+    """Return whether a scheme is just ``c <- c + scale * d``, after which the worker takes c: one pass for an engine."""
     own = ("commit", "apply", "adopt")
     return (
         all(getattr(type(scheme), name) is getattr(Scheme, name) for name in own)

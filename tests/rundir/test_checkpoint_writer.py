@@ -7,7 +7,7 @@ import os
 import torch
 
 from paragrad.rundir import checkpoint
-from paragrad.rundir.checkpoints import CheckpointWriter, Written
+from paragrad.rundir.checkpoint_writer import CheckpointWriter, Written
 
 NUMBERS = {"clock": 3, "center": {}, "tally": {}}
 

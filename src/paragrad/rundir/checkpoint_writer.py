@@ -1,4 +1,4 @@
-"""Writes checkpoints in a thread of its own, beside the training."""
+"""Writes checkpoints in a background thread, while training continues."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from paragrad.rundir import checkpoint
 
 @dataclass
 class Written:
-    """What became of a checkpoint."""
+    """The outcome of one write."""
 
     clock: int
     arrived: int
-    """Number of arrivals at the center that it holds."""
+    """Number of arrivals at the center that the checkpoint holds."""
     without: list[int]
-    """Workers with applied commits whose private state is not in it."""
+    """Workers with applied commits whose private state is missing."""
     error: str | None = "its writer failed"
-    """Why it could not be written; set to None once it was: what was not seen to be written is not announced."""
+    """Error of the write; None after success, so that a writer that dies counts as failed."""
     sync_error: OSError | None = None
-    """Why the record before it may not be on the disk."""
+    """Error of the sync of the record before it."""
 
 
 @dataclass
 class CheckpointWriter:
-    """One checkpoint at a time."""
+    """Writes one checkpoint at a time."""
 
     directory: Path
     names: Mapping[str, Any] = field(default_factory=dict)
-    """Where each tensor of the model is in the vectors of a checkpoint."""
+    """Place of each tensor of the model in the vectors (see ``Checkpoint.names``)."""
     writing: int = -1
-    """Update of the checkpoint that is being written, or was last."""
+    """Update of the current or last checkpoint."""
     _thread: threading.Thread | None = None
     _written: Written | None = None
 
     def write(self, about: Written, tensors: Mapping[str, torch.Tensor], numbers: dict[str, Any], record: int) -> None:
-        """Begin to write; ``record``: the descriptor of the record, which must be on the disk before the checkpoint is."""
+        """Start to write; the record (a file descriptor) is synced first, because it must hold what the checkpoint holds."""
         assert self._thread is None
 
         def write() -> None:
@@ -61,9 +61,9 @@ class CheckpointWriter:
         self._thread.start()
 
     def finish(self) -> Written | None:
-        """Wait for the checkpoint that is being written; return what became of it, once."""
+        """Wait for the current write and return its outcome; None if there is none, or it was returned before."""
         if self._thread is None:
             return None
         self._thread.join()
-        self._thread, written = None, self._written
-        return written
+        self._thread = None
+        return self._written
