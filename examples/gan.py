@@ -1,8 +1,8 @@
-"""A GAN as a learner of your own: two networks, two losses and two optimisers behind one flat vector.
+"""Train a GAN as a custom learner: two networks, two losses and two optimisers in one flat vector.
 
     python examples/gan.py
 
-Workers share both networks as they would share one: whatever ``step`` does to the weights is what they commit.
+Workers commit the weights of both networks together, as ``step`` changed them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import paragrad as pg
 
 
 class Gan(pg.TorchLearner):
-    """Generator and discriminator in one module; a step trains first the one, then the other."""
+    """Generator and discriminator (critic) in one module; a step trains the critic, then the generator."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -28,7 +28,7 @@ class Gan(pg.TorchLearner):
         self.of_critic = torch.optim.Adam(self.critic.parameters(), lr=2e-3, betas=(0.5, 0.9))
 
     def step(self, batch: torch.Tensor) -> pg.Step:
-        """One step of the critic on real and made points, one of the generator against the critic."""
+        """Make one step of the critic on real and generated points, then one of the generator against the critic."""
         ones, zeros = torch.ones(len(batch), 1), torch.zeros(len(batch), 1)
         made = self.generator(torch.randn(len(batch), 4))
         self.of_critic.zero_grad()
@@ -41,18 +41,18 @@ class Gan(pg.TorchLearner):
         return pg.Step(loss=float(loss.detach()), weight=len(batch))
 
     def warm_up(self, batch: torch.Tensor) -> None:
-        """Nothing to warm up."""
+        """Do nothing: there is nothing to warm up."""
 
     @torch.no_grad()
     def evaluate(self, source: pg.Source, batch_size: int) -> dict[str, float]:
-        """How far the made points lie from the ring of radius 1, on average; the loss is not a measure of a GAN."""
+        """Return the mean distance of generated points from the ring of radius 1, since the loss does not measure a GAN."""
         torch.manual_seed(1)
         points = self.generator(torch.randn(2000, 4))
         return {"loss": float((points.norm(dim=1) - 1.0).abs().mean())}
 
 
 def ring(rows: int) -> torch.Tensor:
-    """Points on a circle of radius 1."""
+    """Return points on a circle of radius 1."""
     angles = torch.rand(rows, generator=torch.Generator().manual_seed(0)) * 2 * torch.pi
     return torch.stack([angles.cos(), angles.sin()], 1)
 
@@ -70,7 +70,7 @@ def main(epochs: int = 60) -> pg.Result:
         batch_size=64,
     )
     first, last = result.history[0]["loss"], result.loss
-    print(f"Made points lie {last:.3f} from the ring on average (first look: {first:.3f}). The run lies in {result.directory}")
+    print(f"Mean distance from the ring: {last:.3f} (at the start: {first:.3f}). Run directory: {result.directory}")
     return result
 
 

@@ -1,9 +1,9 @@
-"""Rows that do not fit into memory, from an HDF5 file: read piece by piece, by one process for all workers.
+"""Train on an HDF5 file that does not fit into memory: one process reads it piece by piece for all workers.
 
     python examples/hdf5_stream.py
 
-Anything with ``lengths`` and ``read`` can be streamed: here, chunks of two datasets of one file. Memory is bounded by the
-rows that are mixed with each other (``buffer``), whatever the size of the file and the number of workers.
+``pg.Streamed`` takes any object with ``lengths`` and ``read``; here it reads chunks of two data sets of one file. The rows that
+are shuffled together (``buffer``) bound the memory, not the size of the file or the number of workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 16_384
 
 
 class Events:
-    """The datasets ``features`` and ``label`` of an HDF5 file, in pieces of one chunk each."""
+    """The data sets ``features`` and ``label`` of an HDF5 file, in pieces of one chunk each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,19 +31,19 @@ class Events:
         self.lengths = [min(CHUNK, rows - start) for start in range(0, rows, CHUNK)]
 
     def read(self, piece: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One chunk; every process opens the file for itself."""
+        """Return one chunk. Each call opens the file, since processes cannot share an open one."""
         start = piece * CHUNK
         rows = slice(start, start + self.lengths[piece])
         with h5py.File(self.path, locking=False) as file:
             return torch.from_numpy(file["features"][rows]), torch.from_numpy(file["label"][rows])
 
     def name(self, piece: int) -> str:
-        """What messages call it."""
+        """Return the name of a piece in messages."""
         return str(self.path)
 
 
 def write(path: Path, rows: int) -> None:
-    """A file of two overlapping classes in 28 features, written chunk by chunk."""
+    """Write two overlapping classes with 28 features, chunk by chunk."""
     draw = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
         features = file.create_dataset("features", (rows, 28), "float32", chunks=(min(CHUNK, rows), 28))
@@ -70,7 +70,7 @@ def main(thousands: int = 2_000, path: Path = Path("events.h5")) -> pg.Result:
         engine=pg.Local(workers=2),
         batch_size=256,
     )
-    print(f"accuracy {result.summary['test_accuracy']:.3f}, {result.summary['samples_per_second']:,.0f} rows a second")
+    print(f"accuracy {result.summary['test_accuracy']:.3f}, {result.summary['samples_per_second']:,.0f} rows per second")
     return result
 
 

@@ -1,10 +1,10 @@
-"""Signal or background from files, as they come out of an analysis: trained on Parquet, tested on ROOT.
+"""Separate signal from background with files of an analysis: train on Parquet, test on ROOT.
 
-    python examples/higgs.py                          makes 20,000 collisions of its own
-    python examples/higgs.py 20 --data higgs_uci.npz  x_train, y_train, x_test, y_test and feature_names, written as files first
+    python examples/higgs.py                          simulates 20,000 collisions
+    python examples/higgs.py 20 --data higgs_uci.npz  reads x_train, y_train, x_test, y_test and feature_names
     python examples/higgs.py 20 --data 'events*.root' --label is_signal --weight weight
 
-The files lie in ./higgs afterwards; ``paragrad data higgs/train.parquet`` shows what is in them.
+The first two write their rows to ./higgs. ``paragrad data higgs/train.parquet`` shows the columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDER = Path("higgs")
 
 
 def collisions(rows: int, seed: int) -> dict[str, np.ndarray]:
-    """Pairs of photons: a resonance at 125 GeV, smeared by the detector, over a spectrum that falls."""
+    """Simulate photon pairs: a resonance at 125 GeV, smeared by the detector, over a falling spectrum."""
     draw = np.random.default_rng(seed)
     signal = draw.random(rows) < 0.5
     mass = np.where(signal, draw.normal(125, 4, rows), 100 + draw.exponential(30, rows))
@@ -46,14 +46,14 @@ def collisions(rows: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def of_archive(path: str, part: str) -> dict[str, np.ndarray]:
-    """One part of an .npz that has x_train, y_train, x_test, y_test and feature_names, as columns."""
+    """Return one part of an .npz with x_train, y_train, x_test, y_test and feature_names as columns."""
     archive = np.load(path)
     columns = {str(name): archive[f"x_{part}"][:, place] for place, name in enumerate(archive["feature_names"])}
     return {**columns, "is_signal": archive[f"y_{part}"].astype(np.int32)}
 
 
 def written(train: dict[str, np.ndarray], test: dict[str, np.ndarray]) -> tuple[Path, Path]:
-    """The rows to train on as Parquet, those to test on as a tree in a ROOT file."""
+    """Write the training rows as Parquet and the test rows as a tree in a ROOT file; return both paths."""
     FOLDER.mkdir(exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.table(train), FOLDER / "train.parquet", row_group_size=4096)
     with uproot.recreate(FOLDER / "test.root") as file:
@@ -63,7 +63,7 @@ def written(train: dict[str, np.ndarray], test: dict[str, np.ndarray]) -> tuple[
 
 
 def main(epochs: int = 10, data: str | None = None, label: str = "is_signal", weight: str | None = None) -> pg.Result:
-    """Two asynchronous workers on a small network."""
+    """Train a small network with two asynchronous workers."""
     if data is None:
         paths, weight = written(collisions(20_000, 1), collisions(5_000, 2)), "weight"
     elif data.endswith(".npz"):
@@ -88,7 +88,7 @@ def main(epochs: int = 10, data: str | None = None, label: str = "is_signal", we
     )
     print(f"{len(opened):,} rows of {features} features: accuracy {result.accuracy:.3f}")
     if paths[1] is not None:
-        trained = pg.load(result.directory, model=model)  # with its transformations: the test part is scaled as the other was
+        trained = pg.load(result.directory, model=model)  # with its transformations, which scale the test part
         print(f"ROC AUC on {paths[1]}: {trained.evaluate(paths[1])['auc']:.3f}")
     return result
 

@@ -1,8 +1,8 @@
-"""A Keras model on several workers: MNIST, or scikit-learn's small digits where no MNIST is at hand.
+"""Train a Keras model with several workers: on MNIST, or without it on scikit-learn's small digits.
 
     python examples/keras_mnist.py [EPOCHS] [--data mnist.npz] [--workers 2] [--engine local|vector]
 
-The model is compiled as for ``model.fit``; ``pg.fit`` takes the same arguments, and trains it with several processes.
+The model is compiled as for ``model.fit``. ``pg.fit`` takes the same arguments, and trains with several processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Part = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 def images(path: str | None) -> tuple[Part, Part]:
-    """Rows to train on and to test on, pixels from 0 to 1, one channel."""
+    """Return the training part and the test part, with pixels from 0 to 1 and one channel."""
     if path is not None:
         with np.load(path) as file:
             x_train, y_train, x_test, y_test = (file[key] for key in ("x_train", "y_train", "x_test", "y_test"))
@@ -41,7 +41,7 @@ def images(path: str | None) -> tuple[Part, Part]:
 
 
 def build(shape: tuple[int, ...]) -> Any:
-    """A small convolutional network with batch-norm and dropout."""
+    """Return a compiled small convolutional network with batch-norm and dropout."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -61,7 +61,7 @@ def build(shape: tuple[int, ...]) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> float:
-    """Train, and print the accuracy on rows that were not trained on."""
+    """Train, and print the accuracy on the test part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("epochs", type=int, nargs="?", default=10)
     parser.add_argument("--data", metavar="FILE.npz", help="MNIST as x_train, y_train, x_test, y_test")
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> float:
         engine=engine,
     )
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    print(f"Accuracy on {len(x_test):,} other rows: {accuracy:.4f} after {len(history.epoch)} epochs")
+    print(f"Accuracy on {len(x_test):,} test rows: {accuracy:.4f} after {len(history.epoch)} epochs")
     return float(accuracy)
 
 

@@ -1,4 +1,4 @@
-"""A scheme of your own in twelve lines, checked against the laws and trained with.
+"""Write your own scheme in twelve lines, check it, and train with it.
 
 python examples/new_scheme.py
 """
@@ -28,9 +28,9 @@ class Cautious(pg.Scheme):
 
 
 def main(epochs: int = 20) -> pg.Result:
-    """Check it, then train with it."""
+    """Check the scheme, then train with it."""
     pg.check_scheme(Cautious(), plain=True)
-    print("Cautious obeys the laws.")
+    print("Cautious passes all checks.")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     result = pg.train(model, "digits", holdout=0.2, scheme=Cautious(), engine=pg.Local(workers=4), epochs=epochs)

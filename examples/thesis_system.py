@@ -1,11 +1,11 @@
-"""The system that Hermans' thesis recommends and never built: groups that are synchronous inside and asynchronous between.
+"""Train synchronous groups that cooperate asynchronously, which Hermans' thesis recommends but did not build.
 
     python examples/thesis_system.py
 
-Inside a group, mini-batch parallelism: its members take a part of the mini-batch each, and their mean gradient makes one step.
-Between groups, ADAG on accumulated gradients: a group commits the mean of a window of such steps, and the center takes the
-less of it, element by element, the farther it has moved since. A group is a Learner; everything else is as usual. Here the
-members are threads of one process that share its weights; on a machine with several GPUs they would be its devices.
+Within a group, each member computes the gradient of a part of the mini-batch, and the group makes one step with their mean.
+Between groups, ADAG works on accumulated gradients: a group commits the mean of a window of such steps. The farther an element
+of the center has moved since, the more the center scales down that element of the commit. A group is a Learner. Here its
+members are threads of one process that share the weights; on a machine with several GPUs they would be the GPUs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import paragrad as pg
 
 
 class Group(pg.TorchLearner):
-    """Members with the same weights in the same memory; a step is the optimiser's on their mean gradient."""
+    """Members that share one weight vector; the optimiser steps on their mean gradient."""
 
     def __init__(self, module: nn.Module, loss: nn.Module, optimizer: str, members: int) -> None:
         super().__init__(module, loss, optimizer)
         if self.buffers.numel() or self.integers.numel():
-            raise pg.UsageError("The members of a group would each keep batch-norm statistics of their own: use layer norm.")
+            raise pg.UsageError("Each member of a group would have its own batch-norm statistics: use layer norm.")
         self.members = [pg.TorchLearner(module, loss, optimizer) for _ in range(members)]
         self.gradients = [torch.empty_like(self.weights) for _ in range(members)]
         self.optimizer = self.center_optimizer()
@@ -34,13 +34,13 @@ class Group(pg.TorchLearner):
         self.alias(self.weights.clone())
 
     def alias(self, vector: torch.Tensor) -> None:
-        """The members' weights lie where the group's do."""
+        """Have the members share the group's weights."""
         super().alias(vector)
         for member in self.members:
             member.alias(vector)
 
     def step(self, batch: Any) -> pg.Step:
-        """Each member's mean gradient of its part, weighted by its rows; then one step for all."""
+        """Average the members' gradients, weighted by their rows, and make one step."""
         parts = [part for part in zip(*(tensor.chunk(len(self.members)) for tensor in batch), strict=True) if len(part[0])]
         done = list(self.pool.map(lambda k: self.members[k].gradient(parts[k], self.gradients[k]), range(len(parts))))
         weight = sum(step.weight for step in done)
@@ -51,17 +51,17 @@ class Group(pg.TorchLearner):
 
 
 class TwoMembers:
-    """Makes a group; a class of its own, so that it can travel to the worker processes."""
+    """Creates a group. It is a class so that it can be sent to the worker processes."""
 
     def __call__(self) -> Group:
-        """The same start for every group."""
+        """Return a group; all groups start from the same weights."""
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         return Group(model, nn.CrossEntropyLoss(), "adam:lr=0.002", members=2)
 
 
 def main(epochs: int = 20) -> pg.Result:
-    """Two groups of two members on the digits; the data is given whole and 20 % of it held out."""
+    """Train two groups of two members on the digits, with 20 % of the rows held out."""
     result = pg.train(
         TwoMembers(),
         "digits",

@@ -1,4 +1,4 @@
-"""A network of your own on handwritten digits: two workers, a cosine schedule, clipped gradients; prints the accuracy.
+"""Train your own network on handwritten digits: two workers, a cosine schedule, clipped gradients.
 
 python examples/torch_mnist.py                        scikit-learn's digits, 8x8 pixels, no download
 python examples/torch_mnist.py --data mnist.npz       MNIST, or any .npz with x_train, y_train, x_test, y_test
@@ -15,7 +15,7 @@ import paragrad as pg
 
 
 def network(side: int) -> nn.Module:
-    """A small convolutional network for square grey images of that side."""
+    """Return a small convolutional network for square grey images with sides of that length."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Flatten(),
@@ -33,7 +33,7 @@ def network(side: int) -> nn.Module:
 
 
 def main(epochs: int | None, data: str | None) -> pg.Result:
-    """Train, and say how well it went."""
+    """Train, and print the accuracy."""
     result = pg.train(
         network(28 if data else 8),
         data or "digits",
@@ -44,7 +44,7 @@ def main(epochs: int | None, data: str | None) -> pg.Result:
         epochs=epochs or (2 if data else 20),
         batch_size=64 if data else 16,
     )
-    print(f"{result.accuracy:.2%} of the test part are right. The run lies in {result.directory}")
+    print(f"Accuracy on the test part: {result.accuracy:.2%}. Run directory: {result.directory}")
     return result
 
 

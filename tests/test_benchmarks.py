@@ -13,6 +13,8 @@ from benchmarks.watch import Watched
 from torch import nn
 
 import paragrad as pg
+from paragrad import schemes
+from paragrad.config import options
 from paragrad.core.center import Center
 
 
@@ -85,7 +87,10 @@ def test_a_target_that_was_missed_is_counted() -> None:
 
 def test_every_scheme_is_tried_with_six_settings() -> None:
     for name in cluster.FIELDS:
-        assert len(set(cluster.grid(name, "digits"))) == 6
+        grid = cluster.grid(name, "digits")
+        assert len(set(grid)) == 6
+        for scheme, _ in grid:
+            options.parse(scheme, "scheme", schemes)
 
 
 def test_choosing_says_what_the_results_of_the_clusters_say() -> None:

@@ -28,7 +28,7 @@ def test_a_keras_model_learns_the_digits(monkeypatch, capsys):
     pytest.importorskip("keras")
     accuracy = load("keras_mnist").main(["2", "--engine", "vector"])
     assert accuracy > 0.6  # 0.1 is a guess
-    assert "Accuracy on 297 other rows" in capsys.readouterr().out
+    assert "Accuracy on 297 test rows" in capsys.readouterr().out
 
 
 def test_the_network_for_digits_takes_a_file_of_larger_images_too(tmp_path, capsys):
@@ -38,7 +38,7 @@ def test_the_network_for_digits_takes_a_file_of_larger_images_too(tmp_path, caps
     np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x[:50], y_test=y[:50])
     result = load("torch_mnist").main(4, str(tmp_path / "images.npz"))
     assert result.accuracy > 0.5
-    assert f"{result.accuracy:.2%} of the test part are right" in capsys.readouterr().out
+    assert f"Accuracy on the test part: {result.accuracy:.2%}." in capsys.readouterr().out
 
 
 def test_a_group_of_the_thesis_steps_like_one_process_with_the_whole_mini_batch():

@@ -229,7 +229,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no y": ({"y": None}, "y is not given"),
     "two weights": ({"class_weight": {0: 1.0}, "sample_weight": np.ones(60)}, "both given"),
     "weights of other rows": ({"sample_weight": np.ones(59)}, "60 rows, but.* 59"),
-    "class weight of what": ({"y": np.zeros((60, 2, 3)), "class_weight": {0: 1.0}}, "one class a row"),
+    "class weight of what": ({"y": np.zeros((60, 2, 3)), "class_weight": {0: 1.0}}, "one class per row"),
     "split": ({"validation_split": 1.5}, "validation_split=1.5"),
     "tiny split": ({"validation_split": 0.999}, "leaves 0 to train on"),
     "validation": ({"validation_data": X}, r"\(x, y\) or \(x, y, sample_weight\)"),

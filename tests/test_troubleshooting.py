@@ -1,4 +1,4 @@
-"""Every message on the page docs/troubleshooting.md is what a user sees: each is produced here as the page says."""
+"""Every message on the page docs/troubleshooting.md is the one that a user sees: each is produced here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conftest import Watch
 PAGE = (Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_text()
 ENTRIES = dict(re.findall(r"^### (.+?)\n+```text\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL))
 ANYTHING = "…"
-"""What stands on the page for that which differs from run to run."""
+"""Stands on the page for text that differs from run to run."""
 
 
 def typed(arguments: str) -> Callable[[], str]:
@@ -143,46 +143,46 @@ def not_compiled() -> None:
 
 
 MESSAGES: dict[str, Callable[[], str]] = {
-    "A column that there is not": of_files("train --data events.csv --label is_signall"),
-    "Nothing says what is to be predicted": of_files("train --data events.csv"),
-    "Text where numbers are due": of_files("train --data events.csv --label is_signal"),
-    "A value that is missing": of_files("train --data gaps.csv"),
+    "Unknown column": of_files("train --data events.csv --label is_signall"),
+    "No label column": of_files("train --data events.csv"),
+    "Text instead of numbers": of_files("train --data events.csv --label is_signal"),
+    "Missing values": of_files("train --data gaps.csv"),
     "Lists of different lengths": raised(jets),
     "A generator that ends too early": raised(lambda: train(data=pg.Generated(few, steps=10))),
     "A Keras model that is not compiled": raised(not_compiled),
-    "A name that there is not": typed("train --data digits --scheme agm"),
-    "A field that there is not": typed("train --data digits --optimizer adam:rate=0.001"),
-    "Nothing to train on": typed("train --model mlp"),
-    "An archive without the arrays that are looked for": other_columns,
+    "Unknown name": typed("train --data digits --scheme agm"),
+    "Unknown field": typed("train --data digits --optimizer adam:rate=0.001"),
+    "No data to train on": typed("train --model mlp"),
+    "Missing arrays in an .npz file": other_columns,
     "More workers than mini-batches": typed("train --data digits --workers 50 --batch-size 100"),
     "The model does not fit the rows": raised(lambda: train(model=net(inputs=9))),
-    "Classes, but one output": raised(
+    "Class labels, but one output": raised(
         lambda: train(model=net(outputs=1), data=(np.zeros((64, 8), "float32"), np.arange(64) % 2))
     ),
-    "A label without an output": raised(lambda: train(data=rows(classes=3))),
-    "A loss that is a sum": raised(lambda: train(loss=nn.CrossEntropyLoss(reduction="sum"))),
-    "An optimiser object": raised(lambda: train(optimizer=torch.optim.Adam(net().parameters()))),
-    "An optimiser that searches, and a scheme that ships gradients": raised(lambda: train(optimizer="cg", scheme=pg.SyncSGD())),
+    "A label out of range": raised(lambda: train(data=rows(classes=3))),
+    "A loss that is a sum instead of a mean": raised(lambda: train(loss=nn.CrossEntropyLoss(reduction="sum"))),
+    "An optimiser object instead of a factory": raised(lambda: train(optimizer=torch.optim.Adam(net().parameters()))),
+    "A line-search optimiser with a scheme that sends gradients": raised(lambda: train(optimizer="cg", scheme=pg.SyncSGD())),
     "A schedule without a learning rate": raised(lambda: train(optimizer=pg.Optimizer("cg", schedule="cosine"))),
-    "A scheme that is an equation of plain SGD": raised(lambda: train(optimizer="adam", scheme=pg.OrMo())),
-    "A codec for what cannot come in parts": raised(lambda: train(scheme=pg.AEASGD(), codec=pg.Int8())),
-    "A target without validation": raised(lambda: train(run=pg.Run(stop=pg.Stop(accuracy=0.9)))),
-    "The best weights without validation": raised(lambda: train(run=pg.Run(keep="best"))),
-    "Seconds between validations": typed("train --data digits --validate-every 5.0"),
-    "A loss that explodes": noted(
+    "A scheme for plain SGD with another optimiser": raised(lambda: train(optimizer="adam", scheme=pg.OrMo())),
+    "A codec with a scheme that sends weights": raised(lambda: train(scheme=pg.AEASGD(), codec=pg.Int8())),
+    "A target without validation rows": raised(lambda: train(run=pg.Run(stop=pg.Stop(accuracy=0.9)))),
+    "Best weights without validation rows": raised(lambda: train(run=pg.Run(keep="best"))),
+    "A validation interval without a unit": typed("train --data digits --validate-every 5.0"),
+    "The loss explodes": noted(
         model=nn.Linear(8, 1), data=(rows()[0], rows()[0].sum(1, keepdim=True)), optimizer="sgd:lr=1.5", epochs=4
     ),
-    "A run directory that is in use": raised(twice),
+    "The run directory is already used": raised(twice),
     "Nothing to resume": typed("train --resume runs/nowhere"),
-    "A run.toml of a run that was made in Python": from_toml,
-    "A worker's own exception": raised(lambda: train(model=Breaks(), engine=pg.Local(workers=1)), pg.WorkerError),
+    "The run.toml of a run made in Python": from_toml,
+    "An exception in a worker": raised(lambda: train(model=Breaks(), engine=pg.Local(workers=1)), pg.WorkerError),
     "Training diverges": raised(
         lambda: train(optimizer="sgd:lr=1e38", loss="mse", data=(rows()[0], rows()[0][:, :2])), pg.Diverged
     ),
-    "Divergence foretold": noted(scheme=pg.Downpour(window=5), engine=pg.Vector(workers=4)),
-    "A run that was stopped": raised(stopped, pg.Interrupted),
+    "A setting that is known to diverge": noted(scheme=pg.Downpour(window=5), engine=pg.Vector(workers=4)),
+    "The run was stopped": raised(stopped, pg.Interrupted),
     "The vector engine computes workers one after another": noted(model=nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 2))),
-    "A cluster on an engine that has none": typed("train --data digits --cluster straggler"),
+    "A cluster with an engine that does not simulate one": typed("train --data digits --cluster straggler"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Parallel gradient descent for PyTorch and Keras: the public names, loaded when first used."""
+"""Parallel gradient descent for PyTorch and Keras. Public names are imported on first use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 if sys.platform != "linux":
     raise ImportError(
-        f"paragrad needs Linux, and this is {sys.platform}: its workers share memory by memfd and eventfd and start from a "
-        "fork server. On Windows use WSL; on macOS a Linux container or machine."
+        f"paragrad needs Linux, and this is {sys.platform}: its workers share memory through memfd and eventfd, and a fork "
+        "server starts them. On Windows use WSL; on macOS use a Linux container or machine."
     )
 
 from paragrad.config.lazy import homes
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Importing the module ``paragrad.train`` must not hide the function ``paragrad.train`` behind it."""
+    """Module class that keeps functions reachable: importing the module ``paragrad.train`` must not hide ``pg.train``."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _HOMES and isinstance(value, ModuleType):
@@ -43,7 +43,7 @@ class _Package(ModuleType):
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """By name: a function of the user's that says ``pg.`` travels to the workers with this module in it."""
+        """Pickle by name: a user's function that uses ``pg.`` carries this module to the workers."""
         return import_module, (__name__,)
 
 

@@ -1,4 +1,4 @@
-"""``python -m paragrad``."""
+"""Entry point of ``python -m paragrad``."""
 
 from paragrad.cli.main import main
 

@@ -1,4 +1,4 @@
-"""What can go wrong, by who has to act: the caller (UsageError), a worker's code, or the numbers themselves."""
+"""Exceptions and warnings of paragrad, and two helpers for the wording of messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 
 class ParagradError(Exception):
-    """Every error that paragrad raises on purpose."""
+    """Base class of all errors that paragrad raises on purpose."""
 
 
 class ParagradWarning(UserWarning):
-    """Something in a run that the user must not miss; every warning that paragrad gives through ``warnings`` is one."""
+    """Category of all warnings that paragrad gives through ``warnings``: the user should not miss them."""
 
 
 class UsageError(ParagradError, ValueError):
-    """The caller asked for something that cannot be; the message names the value and the remedy."""
+    """The caller asked for something impossible; the message names the value and the remedy."""
 
 
 class WorkerError(ParagradError, RuntimeError):
-    """A worker failed: its own exception with its traceback, or the signal that ended it."""
+    """A worker failed; the message has its exception and traceback, or the signal that ended it."""
 
     def __init__(self, rank: int, reason: str) -> None:
         super().__init__(f"Worker {rank} failed: {reason}")
@@ -33,15 +33,15 @@ class WorkerError(ParagradError, RuntimeError):
 
 
 class ReadError(ParagradError, RuntimeError):
-    """The process that reads rows for the workers failed, and no other can go on in its place."""
+    """The process that reads rows for the workers failed, and no other process can replace it."""
 
 
 class Diverged(ParagradError, ArithmeticError):
-    """Training ran into NaN or infinity again and again; the center still holds the last finite weights."""
+    """Training produced NaN or infinity several times in a row; the center still holds the last finite weights."""
 
 
 class Interrupted(ParagradError, KeyboardInterrupt):
-    """The run was stopped by Ctrl-C or SIGTERM after a checkpoint; ``directory`` can be resumed, ``signal`` is its number."""
+    """Ctrl-C or SIGTERM stopped the run; ``directory`` is the run to resume, ``signal`` the number of the signal."""
 
     def __init__(self, message: str, directory: str, signal: int = SIGINT) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class Interrupted(ParagradError, KeyboardInterrupt):
 
 
 class NotWritten(ParagradError):
-    """The training is done, but the disk did not take the model or the summary; ``result`` holds both."""
+    """The training is done, but the model or the summary could not be written; ``result`` holds both."""
 
     def __init__(self, message: str, result: Any) -> None:
         super().__init__(message)
@@ -58,19 +58,19 @@ class NotWritten(ParagradError):
 
 
 class NotReplayed(ParagradError):
-    """A replay left the record: what it did is not what the record says was done."""
+    """A replay departed from the record of its run."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for an unknown name, with the nearest known name and all that are available."""
+    """Return the error for an unknown name, with the nearest known name and all available names."""
     names = sorted(known)
     near = get_close_matches(name.lower(), [n.lower() for n in names], n=len(names) or 1)
-    near.sort(key=lambda n: n[:1] != name[:1].lower())  # a typing error is seldom in the first letter
+    near.sort(key=lambda n: n[:1] != name[:1].lower())  # typos rarely change the first letter
     match = next((n for n in names if near and n.lower() == near[0]), None)
     hint = f" Did you mean {match!r}?" if match else ""
     return UsageError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")
 
 
 def counted(count: int, what: str) -> str:
-    """A number and its noun: 1 worker, 2 workers, 1 mini-batch, 2 mini-batches."""
+    """Return a number and its noun: 1 worker, 2 workers, 1 mini-batch, 2 mini-batches."""
     return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith(("tch", "ss", "x")) else "s")

@@ -1,10 +1,10 @@
-"""fit(...): ``model.fit`` with several workers: Keras's arguments, its callbacks at the ends of epochs, its History."""
+"""fit(...): ``model.fit`` with several workers. It takes Keras's arguments and callbacks, and returns its History."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from paragrad.schemes.scheme import Scheme
 from paragrad.train import train
 from paragrad.types import Event
 
-LOOKED_AT = 2_048
-"""Rows of the training part on which metrics are taken at the end of an epoch: workers send their losses only."""
+METRIC_ROWS = 2_048
+"""Training rows on which metrics are computed after an epoch. Workers report only their losses."""
 BY_BATCH = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
@@ -60,47 +60,50 @@ def fit(
     x, y              arrays, or lists or dicts of them for several inputs and outputs
     batch_size        rows in one worker's mini-batch
     verbose           0: nothing; 1 or "auto": notes and a bar; 2: notes and a line for each epoch
-    callbacks         Keras callbacks, called at the beginning and end of the training and of each epoch; the model
-                      holds the center's weights then
-    validation_split  the share of rows, the last ones, to validate on; or ``validation_data``: (x, y) or (x, y, weights)
-    class_weight      a weight for each class; or ``sample_weight``: one for each row
-    validation_freq   validate after every so many epochs, or after those in a list, counted from 1
-    initial_epoch     the number of the first epoch, counted from 0: ``epochs - initial_epoch`` are trained
-    scheme, engine, codec, seed, run    as of ``pg.train``
+    callbacks         Keras callbacks, called at the beginning and end of the training and of each epoch; the model then
+                      has the center's weights
+    validation_split  the share of the rows, taken from the end, to validate on; or ``validation_data``: (x, y) or
+                      (x, y, weights)
+    class_weight      a weight per class; or ``sample_weight``: a weight per row
+    validation_freq   validate after every that many epochs, or after the epochs in a list, counted from 1
+    initial_epoch     the number of the first epoch, counted from 0: ``epochs - initial_epoch`` epochs are trained
+    scheme, engine, codec, seed, run    as in ``pg.train``
 
-    Of the logs, ``loss`` is the workers' mean over the epoch; metrics are the center's at its end, on up to 2,048 rows;
-    ``val_...`` are those of the center at the end of the epoch, on all rows to validate on.
+    In the logs, ``loss`` is the workers' mean over the epoch. Metrics are the center's at the end of the epoch, on up to
+    2,048 training rows. ``val_...`` are the center's at the end of the epoch, on all validation rows.
     """
     kerasmodel.refuse(model)
     keras = kerasmodel.library()
     if not shuffle:
-        raise UsageError("shuffle=False, but workers take their mini-batches from one permutation of the rows: leave it out.")
+        raise UsageError(
+            "shuffle=False is not supported: workers take their mini-batches from one permutation of the rows. Leave it out."
+        )
     if isinstance(validation_freq, int) and validation_freq < 1:
-        raise UsageError(f"validation_freq={validation_freq}, but it is a number of epochs: 1 or more.")
+        raise UsageError(f"validation_freq={validation_freq} must be 1 or more: it is a number of epochs.")
     if not 0 <= initial_epoch < epochs:
         raise UsageError(
-            f"initial_epoch={initial_epoch} and epochs={epochs}, but epochs is the number of the last one: initial_epoch is 0 "
-            "or more, and below it."
+            f"initial_epoch={initial_epoch} and epochs={epochs}, but initial_epoch must be 0 or more and below epochs, the "
+            "number of the last epoch."
         )
-    rows, held = _rows(x, y, class_weight, sample_weight, validation_split, validation_data)
+    rows, held_out = _rows(x, y, class_weight, sample_weight, validation_split, validation_data)
     with torch.no_grad():
         KerasLearner.build_on(model, rows.batch(np.arange(min(2, len(rows)), dtype=np.int64)))
-    listed = _callbacks(keras, model, callbacks, verbose, epochs, -(-len(rows) // batch_size))
+    keras_callbacks = _callbacks(keras, model, callbacks, verbose, epochs, -(-len(rows) // batch_size))
     run = Run.of(run)
     if run.stop.looks or run.keep == "best" or run.validate_every not in ("epoch", None):
         raise UsageError(
-            "pg.fit validates at the end of every epoch, and Keras's callbacks decide by that: instead of pg.Run(stop=..., "
+            "pg.fit validates after every epoch, and Keras's callbacks decide when to stop. Instead of pg.Run(stop=..., "
             "keep=..., validate_every=...), give callbacks=[keras.callbacks.EarlyStopping(patience=3, "
             "restore_best_weights=True)]."
         )
-    told = () if verbose == 0 else (_tell_note,)
+    notes = () if verbose == 0 else (_print_note,)
     with followed(model) as (copy, rate):
         watch = _Epochs(
             model,
-            listed,
+            keras_callbacks,
             rate,
             rows,
-            held,
+            held_out,
             batch_size=validation_batch_size or batch_size,
             epochs=epochs - initial_epoch,
             first=initial_epoch,
@@ -110,139 +113,129 @@ def fit(
         result = train(
             copy,
             rows,
-            validation=held,
+            validation=held_out,
             scheme=scheme,
             engine=engine,
             codec=codec,
             epochs=epochs - initial_epoch,
             batch_size=batch_size,
             seed=seed,
-            run=replace(run, callbacks=(*told, *run.callbacks, watch), validate_every=None),
+            run=replace(run, callbacks=(*notes, *run.callbacks, watch), validate_every=None),
             verbose=0,
         )
         watch.end(result.model)
     return model.history
 
 
-def _tell_note(event: Event) -> None:
-    """Print a note of the run; Keras shows the progress itself."""
+def _print_note(event: Event) -> None:
     if event.kind == "note":
         print(event.data["message"])
 
 
+@dataclass(eq=False)
 class _Epochs:
-    """Sees the commits go by; at the end of an epoch the model is brought to the center, and Keras's callbacks are called."""
+    """A callback of the run. After each epoch it gives the model the center's weights and calls Keras's callbacks."""
 
-    def __init__(
-        self,
-        model: Any,
-        callbacks: Any,
-        rate: Rate | None,
-        rows: Arrays,
-        held: Arrays | None,
-        *,
-        batch_size: int,
-        epochs: int,
-        first: int,
-        validation_freq: int | Sequence[int],
-    ) -> None:
-        self._model = model
-        self._callbacks = callbacks
-        self._rate = rate
-        self._length = len(rows)
-        looked = np.linspace(0, self._length - 1, min(self._length, LOOKED_AT)).astype(np.int64)
-        self._looked = rows.select(looked) if len(model.metrics) > 1 else None
-        self._held = held
-        self._batch_size = batch_size
-        self._epochs = epochs
-        self._first = first
-        self._validation_freq = validation_freq
-        self._center: Center | None = None
-        self._used = 0
-        self._epoch = 0
-        self._total = [0.0, 0.0]
-        self._stopped = False
-        self._logs: dict[str, float] = {}
+    model: Any
+    callbacks: Any
+    rate: Rate | None
+    rows: Arrays
+    held_out: Arrays | None
+    batch_size: int
+    epochs: int
+    first: int
+    """Number of the first epoch."""
+    validation_freq: int | Sequence[int]
+    center: Center | None = None
+    used: int = 0
+    """Rows committed so far."""
+    epoch: int = 0
+    """Epochs completed so far."""
+    total: tuple[float, float] = (0.0, 0.0)
+    """Weighted sum of the losses in this epoch, and its rows."""
+    stopped: bool = False
+    logs: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sample = np.linspace(0, len(self.rows) - 1, min(len(self.rows), METRIC_ROWS)).astype(np.int64)
+        self.metric_rows = self.rows.select(sample) if len(self.model.metrics) > 1 else None
 
     def watch(self, center: Center) -> None:
-        """This is the center of the run."""
-        self._center = center
+        self.center = center
 
     def begin(self) -> None:
-        """Before the run."""
-        self._model.stop_training = False
-        self._callbacks.on_train_begin()
+        self.model.stop_training = False
+        self.callbacks.on_train_begin()
 
     def __call__(self, event: Event) -> bool:
-        """An event of the run; True once a callback has asked for the end."""
+        """Handle an event of the run; return True once a callback has asked to stop."""
         if event.kind == "resume":
-            self._used = event.data["rows"]
-            self._epoch = self._used // self._length
+            self.used = event.data["rows"]
+            self.epoch = self.used // len(self.rows)
         if event.kind == "go":
             self._begin_epoch()
-        if event.kind == "commit" and not self._stopped:
-            self._used += event.data["rows"]
+        if event.kind == "commit" and not self.stopped:
+            self.used += event.data["rows"]
             if event.data["loss"] is not None:
-                self._total[0] += event.data["loss"] * event.data["rows"]
-                self._total[1] += event.data["rows"]
-            while self._epoch < min(self._epochs, self._used // self._length) and not self._stopped:
+                loss, rows = self.total
+                self.total = loss + event.data["loss"] * event.data["rows"], rows + event.data["rows"]
+            while self.epoch < min(self.epochs, self.used // len(self.rows)) and not self.stopped:
                 self._end_epoch()
-        return self._stopped
+        return self.stopped
 
     def _begin_epoch(self) -> None:
-        if self._epoch < self._epochs:
-            self._callbacks.on_epoch_begin(self._first + self._epoch)
-            self._tell_rate()
+        if self.epoch < self.epochs:
+            self.callbacks.on_epoch_begin(self.first + self.epoch)
+            self._update_rate()
 
     def _end_epoch(self) -> None:
-        assert self._center is not None
-        kerasmodel.fill(self._model, *self._center.model().values())
-        self._logs = {"loss": self._total[0] / self._total[1] if self._total[1] else math.nan}
-        self._total = [0.0, 0.0]
-        if self._looked is not None:
-            self._logs |= {name: value for name, value in self._evaluated(self._looked).items() if name not in self._logs}
-        if self._held is not None and self._validates(self._first + self._epoch + 1):
-            self._logs |= {f"val_{name}": value for name, value in self._evaluated(self._held).items()}
-        self._callbacks.on_epoch_end(self._first + self._epoch, self._logs)
-        self._tell_rate()
-        self._epoch += 1
-        self._stopped = bool(self._model.stop_training)
-        if not self._stopped:
+        assert self.center is not None
+        kerasmodel.fill(self.model, *self.center.model().values())
+        self.logs = {"loss": self.total[0] / self.total[1] if self.total[1] else math.nan}
+        self.total = (0.0, 0.0)
+        if self.metric_rows is not None:
+            self.logs |= self._evaluated(self.metric_rows) | self.logs
+        if self.held_out is not None and self._validates(self.first + self.epoch + 1):
+            self.logs |= {f"val_{name}": value for name, value in self._evaluated(self.held_out).items()}
+        self.callbacks.on_epoch_end(self.first + self.epoch, self.logs)
+        self._update_rate()
+        self.epoch += 1
+        self.stopped = bool(self.model.stop_training)
+        if not self.stopped:
             self._begin_epoch()
 
     def _validates(self, epoch: int) -> bool:
-        """Whether the epoch of this number, counted from 1, is followed by a validation."""
-        freq = self._validation_freq
+        """Return whether to validate after this epoch, counted from 1."""
+        freq = self.validation_freq
         return epoch % freq == 0 if isinstance(freq, int) else epoch in freq
 
-    def _tell_rate(self) -> None:
-        """A callback may have changed the learning rate."""
-        if self._rate is not None:
-            self._rate.value = float(self._model.optimizer.learning_rate)
+    def _update_rate(self) -> None:
+        """Pass on the learning rate, which a callback may have changed."""
+        if self.rate is not None:
+            self.rate.value = float(self.model.optimizer.learning_rate)
 
     def _evaluated(self, source: Arrays) -> dict[str, Any]:
-        x, y, weight = parts(self._model, source.tree)
-        found = self._model.evaluate(x, y, sample_weight=weight, batch_size=self._batch_size, verbose=0, return_dict=True)
-        return dict(found)
+        x, y, weight = parts(self.model, source.tree)
+        return dict(self.model.evaluate(x, y, sample_weight=weight, batch_size=self.batch_size, verbose=0, return_dict=True))
 
     def end(self, trained: Any) -> None:
-        """After the run: the model is where the last epoch ended, or where the run was stopped in the midst of one."""
-        if self._epoch < self._epochs and not self._stopped:
-            self._model.set_weights(trained.get_weights())
-        optimizer, rate = self._model.optimizer, self._rate and self._rate.value
+        """Give the model the final weights, also if the run was stopped within an epoch, and the optimiser's state."""
+        if self.epoch < self.epochs and not self.stopped:
+            self.model.set_weights(trained.get_weights())
+        optimizer, rate = self.model.optimizer, self.rate and self.rate.value
         if not optimizer.built:
-            optimizer.build(self._model.trainable_variables)
-        # Where the center made the steps, what it holds of moments and iterations is there to go on from.
+            optimizer.build(self.model.trainable_variables)
+        # If the center made the steps, it has the moments and the iteration count from which training can continue.
         with torch.no_grad():
             for mine, theirs in zip(optimizer.variables, trained.optimizer.variables, strict=True):
                 mine.value.copy_(theirs.value)
         if rate is not None:
             optimizer.learning_rate = rate
-        self._callbacks.on_train_end(self._logs)
+        self.callbacks.on_train_end(self.logs)
 
 
 def _callbacks(keras: Any, model: Any, given: Any, verbose: str | int, epochs: int, steps: int) -> Any:
-    """Keras's own list of callbacks; raise for those that want to see every mini-batch."""
+    """Return Keras's list of callbacks; raise if one needs every mini-batch."""
     base = keras.callbacks.Callback
     for callback in given if isinstance(given, Sequence) else [given] if given is not None else []:
         if not isinstance(callback, base):
@@ -251,13 +244,13 @@ def _callbacks(keras: Any, model: Any, given: Any, verbose: str | int, epochs: i
         by_batch = [n for n in BY_BATCH if n in vars(callback) or (own and getattr(type(callback), n) is not getattr(base, n))]
         if by_batch:
             raise UsageError(
-                f"{type(callback).__name__} has {by_batch[0]}, but mini-batches are done by several workers at once, and only "
-                "epochs have an end: use on_epoch_end. (pg.Run(callbacks=...) sees every commit.)"
+                f"{type(callback).__name__} has {by_batch[0]}, but several workers process mini-batches at the same time: use "
+                "on_epoch_end. (pg.Run(callbacks=...) receives every commit.)"
             )
         if getattr(callback, "save_freq", "epoch") != "epoch":
             raise UsageError(
-                f"{type(callback).__name__} has save_freq={callback.save_freq!r}, but only the ends of epochs are seen: use "
-                "save_freq='epoch'. (The run directory has checkpoints of its own, every pg.Run(checkpoint_every=...) seconds.)"
+                f"{type(callback).__name__} has save_freq={callback.save_freq!r}, but callbacks are called only after epochs: "
+                "use save_freq='epoch'. (The run writes its own checkpoints, every pg.Run(checkpoint_every=...) seconds.)"
             )
     return keras.callbacks.CallbackList(
         given, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=epochs, steps=steps, model=model
@@ -275,24 +268,24 @@ def _rows(
     validation_split: float,
     validation_data: Any,
 ) -> tuple[Arrays, Arrays | None]:
-    """What to train on and what to validate on, with weights of rows where there are any."""
+    """Return the training rows and the validation rows, with their weights if there are any."""
     if y is None:
         raise UsageError(
-            f"y is not given, and x is a {type(x).__name__}: pg.fit takes arrays, pg.fit(model, x, y). Files, Datasets and "
-            "loaders are for pg.train(model, data)."
+            f"y is not given, and x is a {type(x).__name__}: pg.fit takes arrays, pg.fit(model, x, y). For files, Datasets and "
+            "DataLoaders use pg.train(model, data)."
         )
     if class_weight is not None and sample_weight is not None:
         raise UsageError("class_weight and sample_weight are both given: multiply them into one sample_weight.")
-    rows, held = _arrays(x, y, sample_weight, "x and y"), None
+    rows, held_out = _arrays(x, y, sample_weight, "x and y"), None
     if validation_data is not None:
         if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
             raise UsageError(
-                f"validation_data is a {type(validation_data).__name__}, but it is (x, y) or (x, y, sample_weight)."
+                f"validation_data is a {type(validation_data).__name__}, but must be (x, y) or (x, y, sample_weight)."
             )
-        held = _arrays(validation_data[0], validation_data[1], (*validation_data, None)[2], "validation_data")
+        held_out = _arrays(validation_data[0], validation_data[1], (*validation_data, None)[2], "validation_data")
     elif validation_split:
         if not 0 < validation_split < 1:
-            raise UsageError(f"validation_split={validation_split}, but it is a share of the rows: above 0 and below 1.")
+            raise UsageError(f"validation_split={validation_split} must be above 0 and below 1: it is a share of the rows.")
         first = math.floor(len(rows) * (1.0 - validation_split))
         if not 0 < first < len(rows):
             raise UsageError(
@@ -300,10 +293,10 @@ def _rows(
                 f"{len(rows) - first:,} to validate on: give more rows, or another share."
             )
         every = np.arange(len(rows), dtype=np.int64)
-        rows, held = rows.select(every[:first]), rows.select(every[first:])
+        rows, held_out = rows.select(every[:first]), rows.select(every[first:])
     if class_weight is not None:
         rows = Arrays(Weighted(rows.tree, _by_class(target_of(rows.tree), class_weight)))
-    return rows, held
+    return rows, held_out
 
 
 def _arrays(x: Any, y: Any, weight: Any, what: str) -> Arrays:
@@ -314,14 +307,16 @@ def _arrays(x: Any, y: Any, weight: Any, what: str) -> Arrays:
 
 
 def _by_class(target: Any, weights: Mapping[int, float]) -> torch.Tensor:
-    """The weight of each row by its class; 1 for a class that has none, as in Keras."""
+    """Return the weight of each row's class; 1 for a class without a weight, as in Keras."""
     if not isinstance(target, torch.Tensor):
-        raise UsageError("class_weight needs one output with one class a row: with several outputs, give sample_weight.")
+        raise UsageError("class_weight needs one output with one class per row: with several outputs, give sample_weight.")
     if target.ndim == 2 and target.shape[1] > 1:
         target = target.argmax(1)
     classes = target.reshape(-1).long()
     if len(classes) != len(target):
-        raise UsageError(f"class_weight needs one class a row, but y has the shape {tuple(target.shape)}: give sample_weight.")
+        raise UsageError(
+            f"class_weight needs one class per row, but y has the shape {tuple(target.shape)}: give sample_weight."
+        )
     weight = torch.ones(len(classes))
     for label, value in weights.items():
         weight[classes == int(label)] = float(value)

@@ -1,4 +1,4 @@
-"""join(...): a worker for a center elsewhere, with a model and rows of its own; what is trained, and how, the center says."""
+"""join(...): a worker for a center in another process or on another machine, which defines what is trained and how."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from paragrad.optim.optimizer import OptimizerLike
 from paragrad.schemes.scheme import Scheme
 
 FROM_FILES = (".py", ".keras")
-"""Models by name that run code of a file."""
+"""Endings of files whose code runs when a model is built."""
 
 
 def join(
@@ -57,20 +57,19 @@ def join(
     patience: float = PATIENCE,
     say: Callable[[str], None] = print,
 ) -> str:
-    """Work for the center of a run until there is nothing left to do; returns why it ended ("left": by Ctrl-C or SIGTERM).
+    """Work for the center of a run until it ends; return why it ended ("left": by Ctrl-C or SIGTERM).
 
     where       the run directory, if this machine sees it, or HOST:PORT
-    model, data, holdout, loss, optimizer, scheme, codec    as they were given to ``pg.train``; None: what the center's
-                run.toml names
-    token       the center's; by default read from ``token_file``, or from the file token in the run directory
-    certificate a PEM file to trust, for HOST:PORT; a run directory has it
-    allow_import    files that a model named by the center may be imported from: nothing else is
-    shared      use the center's memory, where this is its machine
+    model, data, holdout, loss, optimizer, scheme, codec    as they were given to ``pg.train``; None: as in the center's
+                run.toml
+    token       the center's token; by default read from ``token_file``, or from the file token in the run directory
+    certificate the PEM file to trust, for HOST:PORT; a run directory contains it
+    allow_import    files that a model named by the center may be imported from; no other file is imported
+    shared      use the center's memory, if it is on this machine
     patience    seconds to wait for a center that cannot be reached
     """
-    connection = Connection(
-        _place(where, certificate), _token(token, token_file, where), patience=patience, shared=shared, say=say
-    )
+    found, token = _find(where, certificate), _token(token, token_file, where)
+    connection = Connection(found, token, patience=patience, shared=shared, say=say)
     threads = threads or _cores_of_a_task()
     torch.set_num_threads(threads or usable_cores())
     devices.check(device)
@@ -96,7 +95,7 @@ def join(
     return "finished"
 
 
-def _place(where: str | Path, certificate: str | Path | None) -> Path | Endpoint:
+def _find(where: str | Path, certificate: str | Path | None) -> Path | Endpoint:
     if _is_directory(where):
         return Path(where)
     host, port = split_address(str(where))
@@ -108,17 +107,17 @@ def _place(where: str | Path, certificate: str | Path | None) -> Path | Endpoint
 
 
 def _is_directory(where: str | Path) -> bool:
-    """Whether it is the name of a directory, which the center may yet have to make."""
+    """Return whether this names a directory, which may not exist yet."""
     return isinstance(where, Path) or "/" in where or ":" not in where or Path(where).is_dir()
 
 
 def _token(token: str | None, file: str | Path | None, where: str | Path) -> str | None:
     if token is not None and file is not None:
-        raise UsageError("token and token_file are two ways to say the same: give one.")
+        raise UsageError("Both token and token_file are given: give one of them.")
     if file is not None:
         return read_token(Path(file))
     if token is None and not _is_directory(where):
-        raise UsageError(f"{where} asks for a token: give --token-file FILE, a copy of the file token in its run directory.")
+        raise UsageError(f"{where} needs a token: give --token-file FILE, a copy of the file token in its run directory.")
     return token
 
 
@@ -133,7 +132,7 @@ def _job(
     codec: Codec | None,
     allow_import: Sequence[str],
 ) -> Job:
-    """The center's job, built from this side's own files."""
+    """Build the center's job from the files of this machine."""
     settings: dict[str, Any] = dict(about["settings"])
     if isinstance(data, str | list) or hasattr(data, "__fspath__"):
         settings["data"] = data if isinstance(data, list) else os.fspath(data)
@@ -154,7 +153,7 @@ def _job(
         model, given = recipe.build(settings | ({"loss": loss} if isinstance(loss, str) else {}))
         data, settings["holdout"] = given["data"], given["holdout"]
     elif model is None or data is None:
-        raise UsageError("Give model and data as they were given to pg.train, both of them, or neither.")
+        raise UsageError("Give both model and data, as they were given to pg.train, or neither.")
     wanted = settings.get("loss") if loss is None else loss
     parts = read_rows(model, data, holdout=settings.get("holdout"), seed=settings["seed"], loss=wanted)
     if optimizer is None and not is_keras(model):
@@ -180,7 +179,7 @@ def _job(
 
 
 def _check_import(model: str, allowed: Sequence[str]) -> None:
-    """A worker runs no code that only its center names."""
+    """Raise unless the user has allowed the code that the center's model would run."""
     file = model.rpartition(":")[0] if ".py:" in model else model
     if not file.endswith(FROM_FILES):
         return
@@ -196,12 +195,12 @@ def _check_python(settings: Mapping[str, Any], *keys: str) -> None:
     for key in keys:
         if str(settings.get(key)).startswith("python:"):
             raise UsageError(
-                f"The center's {key} is {settings[key]!r}, made in Python, which no text can repeat: join from Python, with "
+                f"The center's {key} is {settings[key]!r}, made in Python, which has no name: join from Python, with "
                 f"pg.join(..., {key}=...), or give the run's {key} by name."
             )
 
 
 def _cores_of_a_task() -> int | None:
-    """Cores that are this worker's alone, where Slurm says so; None: those of the machine are shared with its neighbours."""
-    said = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return min(int(said), usable_cores()) if said.isdigit() and int(said) else None
+    """Return the cores that Slurm reserves for this worker; None: it shares those of the machine with other workers."""
+    cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return min(int(cores), usable_cores()) if cores.isdecimal() and int(cores) else None

@@ -1,4 +1,4 @@
-"""What ``train`` returns."""
+"""The result of ``train``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from paragrad.rundir.tally import Staleness
 
 @dataclass(frozen=True)
 class Result:
-    """The trained model, and what was measured on the way."""
+    """The trained model, with the measurements of its run."""
 
     model: Any
-    """The trained module, in evaluation mode; for a learner of your own, the learner."""
+    """The trained module, in evaluation mode; for a custom learner, the learner."""
     directory: Path
     summary: dict[str, Any]
     """The contents of summary.json."""
     staleness: Staleness
     history: list[dict[str, float]]
-    """Every validation of the center: ``seconds``, ``epoch``, ``clock``, ``samples``, ``loss``, and ``accuracy`` and metrics
-    where there are any."""
+    """All validations of the center: ``seconds``, ``epoch``, ``clock``, ``samples`` and ``loss``; with ``accuracy`` and
+    metrics, if there are any."""
     stopped: str
-    """Why it ended: finished, seconds, target, patience or callback."""
+    """Reason for the end: finished, seconds, target, patience or callback."""
 
     def __repr__(self) -> str:
-        """A line: a notebook shows what a cell ends with."""
+        """Return one line, since a notebook displays the last value of a cell."""
         figures = {"accuracy": self.accuracy, "loss": self.loss, "seconds": self.seconds}
         known = "".join(f"{name}={value:.4g}, " for name, value in figures.items() if value is not None)
         return f"Result({known}stopped={self.stopped!r}, directory={str(self.directory)!r})"
@@ -35,28 +35,28 @@ class Result:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy on the validation rows, where there are any and it has a meaning."""
+        """Accuracy on the validation rows; None without such rows, or if the model does not predict classes."""
         return self.summary["test_accuracy"]  # type: ignore[no-any-return]
 
     @property
     def loss(self) -> float | None:
-        """Loss on the validation rows, or on the training rows of the last epoch where there are none."""
+        """Loss on the validation rows; without such rows, on the training rows of the last epoch."""
         found: float | None = self.summary["test_loss"]
         return self.train_loss if found is None else found
 
     @property
     def train_loss(self) -> float | None:
-        """Mean loss over the mini-batches of the last epoch, each before its step."""
+        """Mean loss over the mini-batches of the last epoch, each taken before its step."""
         return self.summary["train_loss"]  # type: ignore[no-any-return]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics on the validation rows by name."""
+        """Metrics on the validation rows, by name."""
         return dict(self.summary["metrics"])
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Which ``weights`` the model has, "best" or "last", and the ``epoch`` and ``clock`` that they are of."""
+        """The ``weights`` of the model, "best" or "last", with their ``epoch`` and ``clock``."""
         return dict(self.summary["kept"])
 
     # -- of the training ------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def epochs(self) -> int:
-        """Passes over the rows that were asked for; a run that was stopped made fewer, see ``samples``."""
+        """Requested passes over the rows. A run that stopped early made fewer: see ``samples``."""
         return int(self.summary["epochs"])
 
     @property
@@ -98,7 +98,7 @@ class Result:
 
     @property
     def dropped_commits(self) -> int:
-        """Commits that came too late for their round."""
+        """Commits that arrived too late for their round."""
         return int(self.summary["dropped_commits"])
 
     @property
@@ -108,19 +108,19 @@ class Result:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of the vectors that workers sent to the center."""
+        """Bytes of all vectors that workers sent to the center."""
         return int(self.summary["bytes_sent"])
 
     # -- of the settings ------------------------------------------------------------------------------------
 
     @property
     def scheme(self) -> str:
-        """The scheme as text."""
+        """Scheme as text, such as ``agn:window=15``."""
         return str(self.summary["scheme"])
 
     @property
     def engine(self) -> str:
-        """The engine as text."""
+        """Engine as text, such as ``local:workers=4``."""
         return str(self.summary["engine"])
 
     @property
@@ -135,10 +135,10 @@ class Result:
 
     @property
     def parameters(self) -> int:
-        """Trained numbers of the model."""
+        """Trained parameters of the model."""
         return int(self.summary["parameters"])
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
+        """Seed of the run."""
         return int(self.summary["seed"])

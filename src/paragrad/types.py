@@ -1,4 +1,4 @@
-"""The values that travel between rooms: vectors, commits, replies, events."""
+"""Values that packages pass to each other: vectors, commits, replies, events."""
 
 from __future__ import annotations
 
@@ -12,86 +12,86 @@ import torch
 from paragrad.core.layout import LARGEST, Layout, figure, flag, fold, is_absent, never, points, real, rounded, whole, wholes
 
 Vector: TypeAlias = torch.Tensor
-"""A contiguous 1-D tensor: all the trained parameters of one model, one after another."""
+"""A contiguous 1-D tensor: all trained parameters of one model, concatenated."""
 
 Batches: TypeAlias = tuple[int, ...]
-"""Positions in the stream of mini-batches of a run: position p is batch p % K of epoch p // K."""
+"""Positions in the stream of mini-batches of a run: with K batches per epoch, position p is batch p % K of epoch p // K."""
 
 WorkerState: TypeAlias = Mapping[str, torch.Tensor]
-"""What a worker keeps to itself from window to window, by name: its optimiser's state, the scheme's slots, its counters."""
+"""Private state of a worker between windows, by name: the optimiser's state, the scheme's slots, its counters."""
 
 Path: TypeAlias = tuple[float, ...]
-"""A point in the space of a small model's parameters."""
+"""A point in the parameter space of a small model."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemePlan:
-    """A run before it begins, as a scheme sees it: enough to warn of what is known to go wrong."""
+    """Facts about a run before it begins, from which a scheme can warn of known problems."""
 
     workers: int = 1
     steps: float = math.inf
-    """Local steps of each worker in the whole run, on average."""
+    """Local steps per worker in the whole run, on average."""
     optimizer: str | None = None
-    """The optimiser's name in lower case, as ``adam``; None: a function of the user's own, or unknown."""
+    """Name of the optimiser in lower case, such as ``adam``; None for a user-defined or unknown one."""
 
     def rounds(self, window: int) -> float:
-        """Commits of each worker in the whole run, with windows of so many steps."""
+        """Return the commits per worker in the whole run, with windows of that many steps."""
         return self.steps / window
 
 
 @dataclass(slots=True)
 class Commit:
-    """What one worker's window sends to the center. core/layout.py says how the fields with a kind travel."""
+    """The message that a worker sends to the center after a window. core/layout.py encodes the annotated fields."""
 
     worker: Annotated[int, whole(omits=never)]
     sequence: Annotated[int, whole(least=1, omits=never)]
     version: Annotated[int, whole(omits=never)]
-    """Clock of the center that the window *began* from; never that of a later pull."""
+    """Clock of the center from which the window *began*, never that of a later pull."""
     value: Vector
     steps: Annotated[int, whole(least=1, omits=never)]
     incarnation: Annotated[int, whole(omits=never)] = 0
     also: Mapping[str, Vector] = field(default_factory=dict)
-    """Further vectors, which the scheme declares in ``sends``."""
+    """Further vectors, as the scheme declares them in ``sends``."""
     buffers: Vector | None = None
     integers: Vector | None = None
     weight: Annotated[float, real(least=-1e300)] = 1.0
-    """The loss's own normaliser, summed over the window: rows, or the sum of class weights."""
+    """Normaliser of the loss, summed over the window: rows, or the sum of class weights."""
     rows: Annotated[int, whole(omits=never)] = 0
-    """Rows that the window used."""
+    """Rows in the window."""
     batches: Annotated[Batches, wholes(omits=never, shown=fold)] = ()
     loss: Annotated[float, real(omits=never, shown=rounded)] = float("nan")
-    """Mean over the window."""
+    """Mean loss over the window."""
     lr: Annotated[float, real(omits=never, shown=figure)] = 0.0
-    """The learner's rate at the end of the window; NaN where its optimiser has none."""
+    """Learning rate at the end of the window; NaN if the optimiser has none."""
     seconds: Annotated[float, real(least=0.0, omits=never)] = 0.0
-    """Duration of the window. The record has all digits: what a scheme makes of workers' speeds can then be repeated."""
+    """Duration of the window. The record keeps all digits, so that a replay can repeat what a scheme derives from speeds."""
     part: Annotated[int, whole()] = 0
-    """Number of the fragment of the vector, where there are several."""
+    """Index of the fragment of the vector, for schemes that send it in fragments."""
     pulls: Annotated[tuple[int, ...], wholes(omits=is_absent)] = ()
-    """Clocks of the centers that were pulled while the commit was made."""
+    """Clocks of the centers that the worker pulled during the window."""
     saw: Annotated[int, whole(omits=lambda saw, commit: saw == commit.version)] = 0
-    """Clock of the answer that was read before it: as a rule ``version``, but not where steps were made meanwhile."""
+    """Clock of the last reply read before the commit; later than ``version`` if the worker made steps meanwhile."""
     gradient_norm: Annotated[float, real(omits=never, shown=figure)] = float("nan")
-    """Norm of the gradient of the window's last step, or of the gradient that is committed; NaN where it is not measured."""
+    """Norm of the gradient of the last step, or of the committed gradient; NaN if not measured."""
     distance: Annotated[float, real(omits=is_absent, shown=figure)] = float("nan")
-    """Distance that the center moved between the worker's last two answers; NaN where it is not measured."""
+    """Distance that the center moved between the last two replies to the worker; NaN if not measured."""
     path: Annotated[tuple[Path, Path] | None, points()] = None
-    """First and last point of the window, for models of so few parameters that they can be drawn."""
+    """First and last point of the window, for models small enough to be drawn."""
     coded: Mapping[str, torch.Tensor] | None = None
-    """The value as a codec encodes it for a wire; ``value`` is what the center decodes."""
+    """The value as the codec encodes it; ``value`` is the decoded vector."""
     bytes: Annotated[int | None, whole(optional=True, omits=is_absent, stamped=True)] = None
     """Bytes of the encoded vectors; None without a codec."""
     residual: Vector | None = None
-    """What the codec leaves for the worker's next commit, once this one is applied."""
+    """Remainder that the codec adds to the worker's next commit, once this commit is applied."""
     state: WorkerState | None = None
-    """The worker's private state after this window; only where a checkpoint is due, else None."""
+    """The worker's private state after this window, if a checkpoint is due; else None."""
     staleness: Annotated[int, whole(omits=never, stamped=True)] = 0
-    """Updates of the center between the window's beginning and now; set by the center."""
+    """Updates of the center since the window began; set by the center."""
     arrived: Annotated[int, whole(omits=never, stamped=True)] = 0
-    """Number of this arrival at the center, among commits and workers that join or leave; set by the center."""
+    """Sequence number among all arrivals at the center (commits, joins, leaves); set by the center."""
 
     def copied(self) -> Commit:
-        """Return the same in memory of its own."""
+        """Return a copy that shares no memory with this commit."""
         also = {name: vector.clone() for name, vector in self.also.items()}
         buffers, integers, residual = (None if v is None else v.clone() for v in (self.buffers, self.integers, self.residual))
         return replace(self, value=self.value.clone(), also=also, buffers=buffers, integers=integers, residual=residual)
@@ -99,55 +99,55 @@ class Commit:
 
 @dataclass(slots=True)
 class Reply:
-    """What the center answers to a commit, or to a worker that joins."""
+    """The center's reply to a commit, or to a worker that joins."""
 
     worker: Annotated[int, whole()]
     sequence: Annotated[int, whole(least=-LARGEST)]
-    """Of the commit; below 0: -1 - incarnation of the worker that joins."""
+    """Sequence number of the commit; for a worker that joins: -1 - incarnation."""
     version: Annotated[int, whole()]
-    """Clock of the center that is answered with."""
+    """Clock of the center in ``value``."""
     value: Vector
-    """The worker's to keep until its next commit is answered; it must not be written to."""
+    """Read-only vector, valid until the worker's next commit is answered."""
     steps: Annotated[int, whole()] = 0
     """Length of the next window."""
     batches: Annotated[Batches, wholes()] = ()
     """Newly leased mini-batches."""
     applied: Annotated[bool, flag()] = True
-    """False: the commit was rejected, and ``value`` is the center to begin again from."""
+    """False if the commit was rejected: the worker restarts from ``value``."""
     placed: Annotated[bool, flag()] = False
-    """The worker's weights hold the answer already."""
+    """True if the worker's weights already hold the reply."""
     done: Annotated[bool, flag()] = False
-    """No rows are left for this worker."""
+    """True if no rows are left for this worker."""
     last: Annotated[int, whole()] = 0
-    """Sequence of the worker's last applied commit; a newcomer continues from there."""
+    """Sequence number of the worker's last applied commit; a worker that joins continues from there."""
     progress: Annotated[float, real(least=0.0)] = 0.0
-    """Share of the run's rows that have been used, for learning-rate schedules."""
+    """Share of the run's rows already used, for learning-rate schedules."""
     residual: Vector | None = None
-    """For a worker that joins: what a codec has left out of the commits of its rank so far."""
+    """For a worker that joins: the part of its rank's earlier commits that the codec has not sent yet."""
     state: WorkerState | None = None
-    """For a worker that joins after a resume: the private state of its predecessor at the last applied commit."""
+    """For a worker that joins after a resume: its predecessor's private state at the last applied commit."""
     buffers: Vector | None = None
     integers: Vector | None = None
 
     def with_own_buffers(self) -> Reply:
-        """Return the same, to be read later: the center goes on with its own buffers."""
+        """Return a copy whose buffers stay as they are while the center changes its own."""
         buffers, integers = (None if v is None else v.clone() for v in (self.buffers, self.integers))
         return replace(self, buffers=buffers, integers=integers)
 
 
 COMMIT, REPLY = Layout(Commit), Layout(Reply)
-"""Layouts of what travels."""
+"""Encodings of the two messages."""
 
 
 @dataclass(slots=True)
 class Done:
-    """What a window did."""
+    """Totals of a window, or of a piece of it."""
 
     steps: int = 0
     rows: int = 0
     weight: float = 0.0
     loss: float = 0.0
-    """Summed over the window, each step weighted by its normaliser."""
+    """Sum over the window, each step weighted by its normaliser."""
     seconds: float = 0.0
     lr: float = 0.0
     moved: float = 0.0
@@ -155,7 +155,7 @@ class Done:
     gradient_norm: float = float("nan")
 
     def add(self, other: Done) -> None:
-        """Another piece of the same window."""
+        """Add the next piece of the same window."""
         self.steps += other.steps
         self.rows += other.rows
         self.weight += other.weight
@@ -166,7 +166,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the record: what happened, and how many seconds after the start barrier."""
+    """One line of the record; ``time`` is in seconds after the start barrier."""
 
     kind: str
     time: float
@@ -174,11 +174,11 @@ class Event:
 
 
 class CenterView(Protocol):
-    """The center as a scheme sees it inside ``apply``: the *next* state, which it may change in place."""
+    """The center as ``Scheme.apply`` sees it: the *next* state, which the scheme may change in place."""
 
     @property
     def workers(self) -> int:
-        """How many workers the run was asked for."""
+        """Number of workers that the run was started with."""
 
     @property
     def clock(self) -> int:
@@ -186,11 +186,11 @@ class CenterView(Protocol):
 
     @property
     def live(self) -> int:
-        """Workers that are there now."""
+        """Number of connected workers."""
 
     @property
     def working(self) -> Sequence[int]:
-        """Ranks of the workers that are there and have rows left."""
+        """Ranks of the connected workers that have rows left."""
 
     @property
     def value(self) -> Vector:
@@ -205,45 +205,45 @@ class CenterView(Protocol):
 
     @property
     def handed(self) -> Sequence[Vector]:
-        """What each worker was last given; only for schemes that say ``remembers``."""
+        """Last vector sent to each worker; only for schemes whose ``answers`` is "remembered"."""
 
     @property
     def speeds(self) -> Sequence[float]:
-        """Local steps a second of each worker, 0 where none has been seen."""
+        """Local steps per second of each worker; 0 before its first commit."""
 
     @property
     def counts(self) -> Sequence[int]:
-        """Commits applied of each worker."""
+        """Applied commits of each worker."""
 
     def add(self, vector: Vector, scale: float = 1.0) -> None:
-        """``value += scale * vector`` in one pass over memory."""
+        """Compute ``value += scale * vector`` in one pass over memory."""
 
     def approach(self, vector: Vector, share: float) -> Vector:
-        """``e = share * (vector - value); value += e`` in one pass; returns e."""
+        """Compute ``e = share * (vector - value); value += e`` in one pass; return e."""
 
     def mean(self, commits: Sequence[Commit]) -> Vector:
-        """The mean of the commits' values, weighted by their ``weight``; to be used before the next is asked for."""
+        """Return the mean of the commits' values, weighted by ``weight``. The next call overwrites it."""
 
     def step(self, gradient: Vector, scale: float = 1.0) -> None:
-        """One step of the user's optimiser on the value, its rate scaled."""
+        """Make one step of the user's optimiser on the value, with the learning rate scaled."""
 
 
 class VectorOptimizer(Protocol):
-    """An optimiser of the center's value, for schemes that ship gradients."""
+    """Optimiser of the center's value, for schemes that send gradients."""
 
     def step(self, vector: Vector, gradient: Vector, scale: float = 1.0) -> None:
-        """One step, in place, with the learning rate scaled."""
+        """Make one step in place, with the learning rate scaled."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Its state as named tensors."""
+        """Return the state as named tensors."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of ``state``."""
+        """Restore a state that ``state`` returned."""
 
 
 @runtime_checkable
 class Paced(Protocol):
-    """A learner, or an optimiser of the center, whose learning rate goes by the progress of the run."""
+    """Learner or center optimiser whose learning rate depends on the progress of the run."""
 
     def set_progress(self, progress: float) -> None:
-        """Take the rate for this share of the run's mini-batches, 0 to 1; asked before each step."""
+        """Set the learning rate for this share of the run's mini-batches, 0 to 1; called before each step."""

@@ -51,7 +51,7 @@ def test_a_run_is_told_worker_by_worker(tmp_path: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["0", "10", "0.90", "1", "0.25", "12.5%"] in rows
     assert ["1", "10", "1.00", "1", "0.25", "50.0%"] in rows
-    assert "19 = 20 (other windows in progress" in done.stdout
+    assert "19 = 20 (other windows in flight" in done.stdout
     assert "− 1 (windows that no commit ended)" in done.stdout
     assert "about 1 - 1/n = 0.50 for n = 2 workers" in done.stdout
     assert "This run cannot show its size" in done.stdout

@@ -51,7 +51,7 @@ def refused(result: Result, *named: str) -> None:
         (["--optimizer", "adm"], ["'adm'", "Did you mean"]),
         (["--optimizer", "adam:rate=1"], ["'rate'", "lr"]),
         (["--optimizer", "adam:lr=-1"], ["-1"]),
-        (["--optimizer", "cg", "--scheme", "syncsgd"], ["SyncSGD ships gradients", "several points", "modelaveraging"]),
+        (["--optimizer", "cg", "--scheme", "syncsgd"], ["SyncSGD ships one gradient", "several points", "modelaveraging"]),
         (["--optimizer", "cg", "--schedule", "cosine"], ["ConjugateGradient has no learning rate"]),
         (["--optimizer", "cg", "--clip-norm", "1"], ["ConjugateGradient searches along a line", "leave clip_norm"]),
         (["--optimizer", "cg:beta=polak"], ["'polak'", "polak-ribiere"]),
@@ -76,7 +76,7 @@ def refused(result: Result, *named: str) -> None:
         (["--validate-every", "often"], ["validate_every='often'", "'epoch'", "'5s'"]),
         (["--validate-every", "5.0"], ["Did you mean '5s'?"]),
         (["--keep", "first"], ["keep='first'", "'best' or 'last'"]),
-        (["--keep", "best", "--validate-every", "none"], ["keep='best' needs validations on the way"]),
+        (["--keep", "best", "--validate-every", "none"], ["keep='best' needs validation during the run"]),
         (["--resume", "nowhere"], ["nowhere", "run.toml"]),
         (["--resume", "auto"], ["--out"]),
         (["--resume", "a", "--out", "b"], ["--resume a", "'b'"]),
@@ -113,7 +113,7 @@ def test_a_file_cut_short_is_named(here: Path) -> None:
     np.savez(here / "rows.npz", x_train=np.zeros((100, 4), np.float32), y_train=np.zeros(100, np.int64))
     whole = (here / "rows.npz").read_bytes()
     (here / "rows.npz").write_bytes(whole[: len(whole) // 2])
-    refused(paragrad("train", "--data", "rows.npz"), "rows.npz", "cut short")
+    refused(paragrad("train", "--data", "rows.npz"), "rows.npz", "truncated")
 
 
 def rows(here: Path, x: np.ndarray, y: np.ndarray) -> Result:

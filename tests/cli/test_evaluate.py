@@ -64,7 +64,7 @@ def test_by_default_the_rows_that_the_run_was_validated_on(run: Path) -> None:
 
 def test_the_tables_hold_the_figures(run: Path, binary: Path) -> None:
     shown = said("evaluate", str(run))
-    for part in ("validated on", "ROC AUC", "F1 (mean over classes)", "log loss", "Confusion matrix"):
+    for part in ("the validation rows of", "ROC AUC", "F1 (mean over classes)", "log loss", "Confusion matrix"):
         assert part in shown
     summary = json.loads((run / "summary.json").read_text())
     assert f"{summary['test_accuracy']:.4f}" in shown
@@ -94,7 +94,7 @@ def test_a_significance_is_shown_where_there_is_one(binary: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("nowhere",), ("'nowhere' is not the directory of a run",)),
+        (("nowhere",), ("'nowhere' is not a run directory",)),
         (("{run}", "--data", "digit"), ("Unknown data set", "Did you mean 'digits'?")),
         (("{binary}", "--data", "digits"), ("A row has the shape (64,)", "trained on rows of (4,)")),
         (("{run}", "--checkpoint", "first"), ("'latest'",)),

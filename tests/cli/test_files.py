@@ -51,7 +51,7 @@ def test_a_file_is_shown_with_its_columns(files: dict[str, Any]) -> None:
     assert done.exit_code == 0
     for part in ("all.root: 120 rows", "jet", "float32, lists of different lengths", "label", "int64", "all.parquet: 120 rows"):
         assert part in done.output
-    assert "is not there" in paragrad("data", "gone.root").stderr
+    assert "does not exist" in paragrad("data", "gone.root").stderr
 
 
 def test_a_run_from_files_is_repeated_by_its_run_toml(files: dict[str, Any]) -> None:
@@ -121,16 +121,16 @@ def test_names_and_noise_are_no_tables() -> None:
     assert recipe.data_of({"data": ["noise:rows=10"]}) == "noise:rows=10"
     assert recipe.data_of({"data": "a.npz"}) == "a.npz"
     assert recipe.data_of({"data": "a.npz", "label": "y"}) == pg.Table("a.npz", label="y")
-    with pytest.raises(UsageError, match="label say what the columns of a table are, but data 'digits' is none"):
+    with pytest.raises(UsageError, match="label describe the columns of a table, but data 'digits' is not a table"):
         recipe.data_of({"data": "digits", "label": "y"})
-    with pytest.raises(UsageError, match="some say which class they are"):
+    with pytest.raises(UsageError, match="some name their class"):
         recipe.data_of({"data": ["signal=a.root", "b.root"]})
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--data", "gone.root"], ["gone.root is not there"]),
+        (["--data", "gone.root"], ["gone.root does not exist"]),
         (["--data", "*.csv"], ["No file matches '*.csv'"]),
         (["--data", "all.parquet", "--label", "lable"], ["'lable'", "Did you mean 'label'?"]),
         (["--data", "all.parquet", "--features", "pt,etta"], ["all.parquet", "'etta'", "Did you mean 'eta'?"]),
@@ -140,7 +140,7 @@ def test_names_and_noise_are_no_tables() -> None:
         (["--data", "all.root", "--pad", "x"], ["'x'", "neither a length"]),
         (["--data", "sig.parquet"], ["sig.parquet", "--label", "pt, eta, phi, w"]),
         (["--data", "sig.parquet", "--data", "a=bkg.parquet"], ["Name the class of each"]),
-        (["--data", "a=sig.parquet", "--label", "pt"], ["label='pt'", "for each class"]),
+        (["--data", "a=sig.parquet", "--label", "pt"], ["label='pt'", "of each class"]),
     ],
 )
 def test_what_is_wrong_with_files_is_said_and_nothing_is_left_behind(
@@ -179,9 +179,9 @@ def test_rows_and_columns_are_chosen_and_validated_on_by_options(files: dict[str
     ("flags", "message"),
     [
         (("--select", "ptt > 0"), "Unknown column of all.parquet: 'ptt'. Did you mean 'pt'"),
-        (("--select", "open('x')"), "may only hold comparisons"),
+        (("--select", "open('x')"), "may only contain comparisons"),
         (("--exclude", "ptt"), "to exclude: 'ptt'. Did you mean 'pt'"),
-        (("--validation", "gone.parquet"), "gone.parquet is not there"),
+        (("--validation", "gone.parquet"), "gone.parquet does not exist"),
         (("--validation", "all.parquet", "--holdout", "0.1"), "are both given"),
         (("--device", "tpu"), "tpu"),
     ],

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from paragrad import cluster, engines, schemes
 from paragrad.cli import doctor, tables
 from paragrad.cli.main import app
-from paragrad.cli.tables import flowing, told
+from paragrad.cli.tables import flowing, summary_of
 from paragrad.config.extras import EXTRAS
 from paragrad.config.options import CONFIG
 from paragrad.data import transforms
@@ -31,10 +31,10 @@ def test_every_scheme_is_listed_with_its_advice() -> None:
 
 @pytest.mark.parametrize("name", schemes.names())
 def test_every_scheme_tells_its_equation_and_when_to_choose_it(name: str) -> None:
-    equation, choose, avoid = told(schemes.load(name))
+    equation, choose = summary_of(schemes.load(name))
     assert "<-" in equation
     assert choose
-    assert avoid
+    assert "\nNot " in flowing(inspect.getdoc(schemes.load(name)) or "")
     page = said("schemes", name)
     assert "window" in page
     assert "Choose it" in page
@@ -108,7 +108,7 @@ def test_doctor_lists_every_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         return versions[name]
 
     monkeypatch.setattr(tables.console, "_width", 200)  # it may have been made when COLUMNS was less
-    monkeypatch.setattr(doctor, "LOOKS", ())
+    monkeypatch.setattr(doctor, "CHECKS", ())
     monkeypatch.setattr(doctor.metadata, "version", version)
     lines = {line.split()[1]: " ".join(line.split()) for line in said("doctor").splitlines() if len(line.split()) > 2}
     assert lines["plot"].startswith("– plot")
@@ -124,7 +124,7 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no such thing")
 
     lame = doctor.Finding("legs", "one", "warning", "Walk slowly.")
-    monkeypatch.setattr(doctor, "LOOKS", (lambda: lame,))
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: lame,))
     assert "Walk slowly." in said("doctor")
-    monkeypatch.setattr(doctor, "LOOKS", (broken,))
+    monkeypatch.setattr(doctor, "CHECKS", (broken,))
     assert "no such thing" in said("doctor", code=1)

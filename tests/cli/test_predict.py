@@ -84,7 +84,7 @@ def test_predictions_read_back_are_the_modules_own(run, tmp_path, suffix, gather
 
 
 def test_by_default_the_rows_that_were_held_out(run, tmp_path):
-    assert "validated on" in said("predict", str(run), "--out", str(tmp_path / "held.npy"))
+    assert "the validation rows of" in said("predict", str(run), "--out", str(tmp_path / "held.npy"))
     assert len(np.load(tmp_path / "held.npy")) == 180
     assert said("predict", str(run), "--out", str(tmp_path / "quiet.npy"), "--quiet") == ""
 
@@ -126,14 +126,14 @@ def test_numbers_and_several_of_them():
     assert list(made) == ["row", "prediction_0", "prediction_1", "label_0", "label_1"]
     assert list(columns("scores", torch.ones(2, 2))) == ["row", "prediction", "score_0", "score_1"]
     assert list(columns("sigmoid", torch.ones(2, 2))) == ["row", "prediction_0", "score_0", "prediction_1", "score_1"]
-    with pytest.raises(UsageError, match="no table"):
+    with pytest.raises(UsageError, match="does not fit a table"):
         columns("numbers", torch.ones(2, 2, 2))
 
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--out", "there.csv"), ("there.csv is already there", "--force")),
+        (("--out", "there.csv"), ("there.csv already exists", "--force")),
         (("--out", "preds.xls"), ("'.xls'", ".parquet, .csv, .npy")),
         (("--out", "preds"), ("ends in 'nothing'",)),
         (("--out", "nowhere/preds.csv"), ("no directory 'nowhere'",)),
@@ -176,7 +176,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(UsageError, match=r"out.csv cannot be written \(File too large\): make room"):
+        with pytest.raises(UsageError, match=r"out.csv cannot be written \(File too large\): free disk space"):
             predictions.write(tmp_path / "out.csv", iter([{"row": np.arange(100_000)}]), 100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -117,7 +117,7 @@ def test_a_run_that_has_fewer_epochs_than_it_has_behind_it_trains_nothing_and_sa
     before = summary(tmp_path / "runs/long")
     done = within(tmp_path, monkeypatch, "train", "--resume", "runs/long", "--epochs", "1")
     assert done.exit_code == 0, done.stderr
-    assert "The run has 2 epochs behind it, and epochs=1: nothing is left to train. Give epochs above 2" in done.stdout
+    assert "The run has already trained 2 epochs, and epochs=1: nothing is left to train. Give epochs above 2" in done.stdout
     assert "Nothing was trained: finished." in done.stdout
     assert "samples/s" not in done.stdout, "no old figures as if they were new"
     assert summary(tmp_path / "runs/long")["samples"] == before["samples"]

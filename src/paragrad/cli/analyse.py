@@ -1,4 +1,4 @@
-"""``paragrad analyse``: what the record of a run tells about staleness, and which of two runs was ahead."""
+"""``paragrad analyse``: the staleness of a run from its record, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paragrad.errors import counted
+from paragrad.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from paragrad.analysis.staleness import Balance, Sample
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def analyse(
-    run: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
-    against: Annotated[Path | None, typer.Option(help="Another run, to compare accuracy over time with.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Where to write pictures (needs matplotlib).")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    against: Annotated[Path | None, typer.Option(metavar="RUN", help="Another run, to compare accuracy over time.")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for pictures (needs matplotlib).")] = None,
 ) -> None:
-    """How stale the commits of each worker were and why, from the record of a run."""
+    """Show how stale the commits of each worker were and why, from the record of a run."""
     from paragrad.analysis import efficiency, staleness
-    from paragrad.cli.tables import console
+    from paragrad.cli.tables import console, show
 
     events = record_of(run)
     commits = staleness.samples(events)
@@ -38,14 +38,14 @@ def analyse(
 
         virtual = any(event.kind == "start" and is_virtual(event.data) for event in events)
         draw(figures / "staleness.png", commits, virtual=virtual)
-    console.print(_table(run, commits, _idle(run)))
+    show(_table(commits, _idle(run)), str(run))
     workers = len({commit.worker for commit in commits})
-    for line in _told(staleness.balance(events), workers, gaps=any(event.kind == "gap" for event in events)):
+    for line in _explained(staleness.balance(events), workers, gaps=any(event.kind == "gap" for event in events)):
         console.print(line, soft_wrap=True, markup=False)
     if ratio is not None:
         place = "ahead" if ratio > 1 else "behind" if ratio < 1 else "even"
         console.print(
-            f"Temporal efficiency against {against}: {ratio:.4f} ({place} on average over the time that both ran)",
+            f"Temporal efficiency against {against}: {ratio:.4f} ({place} on average over the time when both ran)",
             soft_wrap=True,
             markup=False,
         )
@@ -54,8 +54,7 @@ def analyse(
 
 
 def record_of(run: Path) -> list[Event]:
-    """The events of a run's directory, of which at least one must be an applied commit."""
-    from paragrad.errors import UsageError
+    """Return the events of a run; raise if no commit was applied."""
     from paragrad.rundir import record
 
     events = list(record.read(run))
@@ -64,13 +63,11 @@ def record_of(run: Path) -> list[Event]:
     return events
 
 
-def _table(run: Path, commits: list[Sample], idle: dict[int, float]) -> Any:
+def _table(commits: list[Sample], idle: dict[int, float]) -> Any:
     from paragrad.analysis.staleness import by_worker
     from paragrad.cli.tables import table
 
-    made = table("worker", "commits", "mean staleness", "max", "mean distance", "idle", title=str(run))
-    for column in made.columns[1:]:
-        column.justify = "right"
+    made = table("worker", "commits", "mean staleness", "max", "mean distance", "idle", right=1)
     for worker in by_worker(commits):
         made.add_row(
             str(worker.worker),
@@ -83,30 +80,30 @@ def _table(run: Path, commits: list[Sample], idle: dict[int, float]) -> Any:
     return made
 
 
-def _told(found: Balance, workers: int, *, gaps: bool) -> list[str]:
-    """The law of staleness in numbers, and what must not be read from them."""
+def _explained(found: Balance, workers: int, *, gaps: bool) -> list[str]:
+    """Return the balance of staleness in numbers, and how to read it."""
     signed = f"{found.elsewhere:+,}".replace("+", "− ").replace("-", "+ ") if found.elsewhere else "− 0"
     lines = [
         f"Mean staleness {found.staleness / found.commits:.2f}, over {counted(found.commits, 'commit')} in "
         f"{counted(found.updates, 'update')}.",
-        f"Where it comes from: {found.staleness:,} = {found.others:,} (other windows in progress, one a worker, or two "
-        f"with overlap, summed over updates) − {found.unfinished:,} (windows that no commit ended) {signed} (windows that "
-        "began later or earlier than with their worker's last commit, or with overlap the one before it)",
+        f"Where it comes from: {found.staleness:,} = {found.others:,} (other windows in flight, one per worker, or two with "
+        f"overlap, summed over updates) − {found.unfinished:,} (windows that no commit ended) {signed} (windows that began "
+        "later or earlier than at their worker's last commit, or with overlap at the commit before it)",
     ]
     if not found.holds:
-        why = "lines of the record are missing" if gaps else "the record is not whole, or its events are not in order"
-        lines.append(f"WARNING: both sides differ, {found.staleness:,} and {found.explained:,}: {why}.")
+        why = "lines of the record are missing" if gaps else "the record is incomplete, or its events are out of order"
+        lines.append(f"WARNING: the two sides differ, {found.staleness:,} and {found.explained:,}: {why}.")
     if workers > 1 and found.commits == found.updates and found.others:
         lines.append(
             f"Asynchronous workers act like extra momentum: in theory about 1 - 1/n = {1 - 1 / workers:.2f} for n = {workers} "
             "workers with plain SGD (Mitliagkas et al. 2016). So try less momentum in the optimiser when you add workers. "
-            "This run cannot show its size: it appears in the mean of many runs, where paragrad.analysis.momentum measures it."
+            "This run cannot show its size: only the mean of many runs does (paragrad.analysis.momentum measures it)."
         )
     return lines
 
 
 def _idle(run: Path) -> dict[int, float]:
-    """The share of its time that each worker waited, where the summary of a simulated run has it."""
+    """Return each worker's share of time spent waiting; only the summary of a simulated run has it."""
     file = run / "summary.json"
     cluster = json.loads(file.read_text(encoding="utf-8")).get("cluster") if file.exists() else None
     if cluster is None:

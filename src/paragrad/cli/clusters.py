@@ -1,4 +1,4 @@
-"""``paragrad clusters``: the clusters that a run can be tried on, and what they are made of."""
+"""``paragrad clusters``: simulated clusters, and the times and faults that they consist of."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import typer
 
 def clusters(
     name: Annotated[
-        str | None, typer.Argument(help="One profile, as TOML to begin your own from; or one time or fault.")
+        str | None,
+        typer.Argument(metavar="NAME", help="A profile, shown as TOML to copy and change; or a time or fault."),
     ] = None,
 ) -> None:
-    """Clusters that exist only as numbers: profiles, fields, times, faults."""
-    import inspect
-
+    """List simulated clusters: profiles, fields, times and faults."""
     from rich.text import Text
 
     from paragrad import cluster as known
-    from paragrad.cli.tables import catalogue, console, field_table, flowing, table
+    from paragrad.cli.tables import catalogue, console, describe, show, table
     from paragrad.config.options import as_toml, fields_of
     from paragrad.errors import unknown
 
@@ -32,25 +31,23 @@ def clusters(
             return
         if chosen not in parts:
             raise unknown("profile, time or fault", name, [*known.PROFILES, *parts])
-        console.print(Text(chosen, "bold cyan"))
-        console.print(Text(flowing(inspect.getdoc(parts[chosen]) or "")))
-        console.print(field_table(fields_of(parts[chosen])))
+        describe(chosen, parts[chosen])
         return
 
     catalogue("Profiles (--cluster NAME, --cluster NAME:field=value,...)", known.CATALOGUE, "what it is like")
-    made = table("field", "default", "meaning", title="Fields")
+    made = table("field", "default", "meaning")
     for field in fields_of(known.Cluster):
         made.add_row(Text(field.name), Text(field.default), Text(field.doc))
-    console.print(made)
-    _forms("Times that are not a plain number of seconds", known.TIMES)
+    show(made, "Fields")
+    _forms("Times other than a number of seconds", known.TIMES)
     _forms("Faults, as in faults=(crash(worker=2,at=30),leave(worker=0,at=60))", known.FAULTS)
     _forms("Churn, as in churn=churn(exponential(600),30)", {"churn": known.Churn})
-    console.print(Text("paragrad clusters NAME shows one with its fields, and a profile as TOML.", "dim"))
-    console.print(Text("--cluster FILE.toml chooses a cluster of your own.", "dim"))
+    console.print(Text("paragrad clusters NAME shows a time or fault with its fields, and a profile as TOML.", "dim"))
+    console.print(Text("--cluster FILE.toml selects your own cluster.", "dim"))
 
 
 def _forms(title: str, parts: dict[str, Any]) -> None:
-    """How each part is written, and what it is."""
+    """Print how each part is written, and what it is."""
     import inspect
 
     from paragrad.cli.tables import catalogue, flowing

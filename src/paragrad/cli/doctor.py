@@ -1,4 +1,4 @@
-"""``paragrad doctor``: what this machine can run, and what to do where it cannot."""
+"""``paragrad doctor``: checks of this machine, with remedies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import multiprocessing
 import os
 import platform
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -21,7 +19,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; what the core cannot do without is ``missing``, what only limits it a ``warning``."""
+    """Result of one check. ``state`` is ok, warning (a limitation) or missing (paragrad cannot run)."""
 
     name: str
     found: str
@@ -30,49 +28,49 @@ class Finding:
 
 
 def doctor() -> None:
-    """What this machine can run; exit 0 unless something is missing that the core needs."""
+    """Check whether this machine can run paragrad. The exit status is 1 if a requirement is missing."""
     from rich.text import Text
 
     from paragrad.cli.tables import console, table
 
-    made = table("", "what", "found", "what to do")
+    made = table("", "check", "found", "what to do")
     marks = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "missing": ("✗", "bold red")}
     missing = False
-    for look in LOOKS:
+    for check in CHECKS:
         try:
-            finding = look()
-        except Exception as error:  # a check that breaks is itself a finding
+            finding = check()
+        except Exception as error:
             finding = Finding(
-                look.__name__, f"{type(error).__name__}: {error}", "missing", "The check itself failed; see the error."
+                check.__name__, f"{type(error).__name__}: {error}", "missing", "The check itself failed; see the error."
             )
         missing |= finding.state == "missing"
         made.add_row(Text(*marks[finding.state]), finding.name, Text(finding.found), Text(finding.remedy))
     console.print(made)
-    console.print(_extras())
+    _show_extras()
     console.print("This machine cannot run paragrad yet." if missing else "This machine can run paragrad.")
     if missing:
         raise typer.Exit(1)
 
 
-def _extras() -> Any:
-    """A table of the libraries that only some features need."""
+def _show_extras() -> None:
+    """Print a table of the optional libraries."""
     from rich.text import Text
 
-    from paragrad.cli.tables import table
+    from paragrad.cli.tables import show, table
     from paragrad.config.extras import EXTRAS, USES, command
 
-    made = table("", "extra", "for", "installed", "to install it", title="Extras: none is needed to train")
+    made = table("", "extra", "for", "installed", "to install it")
     for extra, requirements in EXTRAS.items():
         found = {requirement: installed(requirement) for requirement in requirements}
         ok = all(good for _, good in found.values())
-        said = ", ".join(f"{requirement.split('>=')[0]} {version}" for requirement, (version, _) in found.items())
+        versions = ", ".join(f"{requirement.split('>=')[0]} {version}" for requirement, (version, _) in found.items())
         mark = Text("✓", "green") if ok else Text("–", "dim")
-        made.add_row(mark, extra, Text(USES[extra]), Text(said), Text("" if ok else command(extra)))
-    return made
+        made.add_row(mark, extra, Text(USES[extra]), Text(versions), Text("" if ok else command(extra)))
+    show(made, "Extras (optional libraries)")
 
 
 def installed(requirement: str) -> tuple[str, bool]:
-    """The version of a library that is installed, and whether it is new enough for ``name>=version``."""
+    """Return the installed version of a library, and whether it satisfies ``name>=version``."""
     name, least = requirement.split(">=")
     try:
         version = metadata.version(name)
@@ -83,15 +81,12 @@ def installed(requirement: str) -> tuple[str, bool]:
 
 
 def _ordered(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: 2.13.0+cpu is (2, 13, 0)."""
+    """Return the leading numbers of a version: (2, 13, 0) for 2.13.0+cpu."""
     return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))
 
 
 def python() -> Finding:
-    ok = sys.version_info >= (3, 11)
-    return Finding(
-        "Python", platform.python_version(), "ok" if ok else "missing", "" if ok else "Install Python 3.11 or newer."
-    )
+    return Finding("Python", platform.python_version())
 
 
 def system() -> Finding:
@@ -117,7 +112,9 @@ def cores() -> Finding:
     found = f"{usable} of {os.cpu_count()} usable" + (f", {quota:g} by the container's quota" if quota is not None else "")
     limit = usable if quota is None else min(usable, quota)
     if limit < 2:
-        return Finding("cores", found, "warning", "Workers share one core: no faster than one process. Give the job 2 or more.")
+        return Finding(
+            "cores", found, "warning", "Workers share one core and are no faster than one process. Use 2 or more cores."
+        )
     return Finding("cores", found)
 
 
@@ -126,14 +123,10 @@ def threads() -> Finding:
 
     usable, own = len(os.sched_getaffinity(0)), torch.get_num_threads()
     setting = os.environ.get("OMP_NUM_THREADS")
-    found = f"{own} in a plain process" + (f" (OMP_NUM_THREADS={setting})" if setting else "")
+    found = f"{own} in a single process" + (f" (OMP_NUM_THREADS={setting})" if setting else "")
     if own > usable:
-        return Finding(
-            "threads",
-            found,
-            "warning",
-            f"More than the {usable} usable cores; workers set their own, give --threads to choose.",
-        )
+        remedy = f"More than the {usable} usable cores. Workers choose their own number; --threads sets it."
+        return Finding("threads", found, "warning", remedy)
     return Finding("threads", found)
 
 
@@ -146,7 +139,7 @@ def memory() -> Finding:
         f", at most {limit / GIB:.1f} GiB here" if limited and limit else ""
     )
     if free < GIB:
-        return Finding("memory", found, "warning", "Each worker takes about 0.3 GiB and its model: take fewer workers.")
+        return Finding("memory", found, "warning", "Each worker needs about 0.3 GiB plus its model: use fewer workers.")
     return Finding("memory", found)
 
 
@@ -154,9 +147,9 @@ def shm() -> Finding:
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
-        return Finding("/dev/shm", "not there", "ok", "Not needed: the center lies in a memfd.")
+        return Finding("/dev/shm", "missing", "ok", "Not needed: the center is stored in a memfd.")
     size = stat.f_blocks * stat.f_frsize / GIB
-    small = "Small, but not needed: the center lies in a memfd." if size < 0.5 else ""
+    small = "Small, but not needed: the center is stored in a memfd." if size < 0.5 else ""
     return Finding("/dev/shm", f"{size:.2f} GiB", "ok", small)
 
 
@@ -173,12 +166,8 @@ def memfd() -> Finding:
         finally:
             os.close(fd)
     except (OSError, AttributeError) as error:
-        return Finding(
-            "shared memory",
-            str(error),
-            "missing",
-            "The kernel must allow memfd_create and eventfd (Linux 3.17, no seccomp ban).",
-        )
+        remedy = "The kernel must allow memfd_create and eventfd (Linux 3.17, not blocked by seccomp)."
+        return Finding("shared memory", str(error), "missing", remedy)
     return Finding("shared memory", "memfd and eventfd work")
 
 
@@ -191,37 +180,29 @@ def forkserver() -> Finding:
         child.kill()
         child.join()
     if child.exitcode != 0:
-        return Finding(
-            "processes",
-            f"a child ended with {child.exitcode}",
-            "missing",
-            "Starting processes must be allowed (ulimit -u, seccomp).",
-        )
-    return Finding("processes", f"a fork server and a child in {time.monotonic() - began:.2f} s")
+        remedy = "Allow the start of processes (ulimit -u, seccomp)."
+        return Finding("processes", f"a child ended with {child.exitcode}", "missing", remedy)
+    return Finding("processes", f"a fork server and a child started in {time.monotonic() - began:.2f} s")
 
 
 def disk() -> Finding:
     runs = Path("runs") if Path("runs").exists() else Path()
     where = str(runs.resolve())
     if not os.access(runs, os.W_OK):
-        return Finding("run directory", f"{where} cannot be written to", "warning", "Run elsewhere, or give --out DIR.")
+        return Finding("run directory", f"{where} cannot be written to", "warning", "Change the directory, or give --out DIR.")
     stat = os.statvfs(runs)
     free = stat.f_bavail * stat.f_frsize / GIB
     if free < 1:
-        return Finding(
-            "run directory",
-            f"{free:.2f} GiB free in {where}",
-            "warning",
-            "Checkpoints may not fit: give --out on another disk.",
-        )
+        remedy = "Checkpoints may not fit: give --out on another disk."
+        return Finding("run directory", f"{free:.2f} GiB free in {where}", "warning", remedy)
     return Finding("run directory", f"{free:.0f} GiB free in {where}")
 
 
-LOOKS: tuple[Callable[[], Finding], ...] = (python, system, pytorch, cores, threads, memory, shm, memfd, forkserver, disk)
+CHECKS: tuple[Callable[[], Finding], ...] = (python, system, pytorch, cores, threads, memory, shm, memfd, forkserver, disk)
 
 
 def cpu_quota() -> float | None:
-    """Cores that the container's quota allows, None where there is none."""
+    """Return the cores that the container's quota allows; None without a quota."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

@@ -1,4 +1,4 @@
-"""``paragrad evaluate``: what a trained model is worth on rows whose labels are known."""
+"""``paragrad evaluate``: the metrics of a trained model on labelled rows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NAMES = {
     "mae": "mean absolute error",
     "r2": "R²",
 }
-"""What a figure is called, in the order in which they are shown."""
+"""Titles of the metrics, in the order of display."""
 WIDEST = 20
-"""Classes whose confusion matrix is still shown."""
+"""Largest number of classes whose confusion matrix is shown."""
 
 
 def evaluate(
@@ -40,15 +40,17 @@ def evaluate(
     checkpoint: Checkpoint = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:FUNCTION", help="A further figure: a function of (output, target). Repeatable."),
+        typer.Option(metavar="FILE.py:FUNCTION", help="A further metric: a function of (output, target). Repeatable."),
     ] = None,
     positive: Annotated[
         str | None,
-        typer.Option(metavar="CLASS", help="The class that F1 is of. \\[default: as in training, or signal, or the second]"),
+        typer.Option(
+            metavar="CLASS", help="The class for F1. \\[default: as in training; else signal; else the second of two]"
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Compare what a trained model says with the labels: accuracy, loss, AUC, F1, confusion matrix; significance with weights.
+    """Evaluate a trained model: accuracy, loss, AUC, F1, confusion matrix; with weights, significance.
 
     paragrad evaluate runs/first --data test.npz
     """
@@ -65,16 +67,16 @@ def evaluate(
 
 
 def show(trained: Trained, rows: Given, found: dict[str, Any]) -> None:
-    """The figures, the confusion matrix and the best cut as tables."""
+    """Print the metrics, the confusion matrix and the best cut as tables."""
     from rich.text import Text
 
     from paragrad.cli.tables import console, table
+    from paragrad.cli.tables import show as show_table
 
     for note in rows.notes:
         console.print(note, soft_wrap=True, markup=False)
     console.print(f"{trained.directory}, on {rows.name}:", soft_wrap=True, markup=False)
-    made = table("figure", "value")
-    made.columns[1].justify = "right"
+    made = table("metric", "value", right=1)
     titles = NAMES | {"f1": f"F1 of {found['positive']}"} if "positive" in found else NAMES
     further = [name for name, value in found.items() if name not in NAMES and isinstance(value, float)]
     for name, title in {**titles, **{name: name for name in further}}.items():
@@ -84,30 +86,24 @@ def show(trained: Trained, rows: Given, found: dict[str, Any]) -> None:
     matrix = found.get("confusion")
     if matrix is not None and len(matrix) <= WIDEST:
         names = trained.classes or tuple(str(number) for number in range(len(matrix)))
-        made = table("true \\ predicted", *names, title="Confusion matrix")
-        for column in made.columns[1:]:
-            column.justify = "right"
+        made = table("true \\ predicted", *names, right=1)
         for name, line in zip(names, matrix, strict=True):
             made.add_row(Text(name), *(f"{value:,}" if isinstance(value, int) else figure(value) for value in line))
-        console.print(made)
+        show_table(made, "Confusion matrix")
     best = found.get("significance")
     if best is not None:
-        made = table(
-            "best cut on the score", "signal s", "background b", "AMS", "s / √b", title="Significance (weights as events)"
-        )
-        for column in made.columns:
-            column.justify = "right"
+        made = table("best cut on the score", "signal s", "background b", "AMS", "s / √b", right=0)
         made.add_row(*(figure(best[name]) for name in ("cut", "s", "b", "ams", "s_over_root_b")))
-        console.print(made)
+        show_table(made, "Significance (weights as events)")
 
 
 def figure(value: float) -> str:
-    """A number for people."""
+    """Return a number as text with four decimals; a dash for NaN."""
     if math.isnan(value):
         return "-"
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
 
 
 def _plain(found: dict[str, Any]) -> dict[str, Any]:
-    """What JSON can hold: it has no NaN."""
+    """Return the metrics with None for NaN, which JSON does not have."""
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""The options of a command as a table: a line or two for each."""
+"""Command-line options as data, shared by ``paragrad train`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 @dataclass(frozen=True)
 class Flag:
-    """One option. Without it the command gets None, and a default applies that other settings may change."""
+    """One option. If it is not given, the command receives None and applies a default later."""
 
     name: str
     kind: Any
@@ -22,7 +22,7 @@ class Flag:
     spelled: tuple[str, ...] = ()
 
     def annotation(self, panel: str | None) -> Any:
-        """Return what typer makes an option of."""
+        """Return the option as typer declares it."""
         kind = str if self.parser is not None else self.kind
         text = self.help.replace("[", "\\[")
         option = typer.Option(*self.spelled, metavar=self.metavar, help=text, parser=self.parser, rich_help_panel=panel)
@@ -30,7 +30,7 @@ class Flag:
 
 
 def with_flags(*panels: tuple[str | None, Sequence[Flag]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of some panels, besides its own parameters; it takes them as keywords."""
+    """Add the options of some help panels to a command, which takes them as keywords."""
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters.values()
@@ -40,9 +40,7 @@ def with_flags(*panels: tuple[str | None, Sequence[Flag]]) -> Callable[[Callable
             for panel, flags in panels
             for flag in flags
         ]
-        first = [parameter for parameter in mine if parameter.name != "quiet"]
-        last = [parameter for parameter in mine if parameter.name == "quiet"]
-        command.__signature__ = inspect.Signature([*first, *made, *last])  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature([*mine, *made])  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*mine, *made)}
         return command
 
@@ -50,7 +48,7 @@ def with_flags(*panels: tuple[str | None, Sequence[Flag]]) -> Callable[[Callable
 
 
 def number(text: str) -> float | str:
-    """Return a number, or the word none."""
+    """Parse a number, or the word none."""
     if text.lower() == "none":
         return "none"
     try:
@@ -60,17 +58,17 @@ def number(text: str) -> float | str:
 
 
 def names(text: str) -> list[str]:
-    """Return names with commas between them as a list."""
+    """Parse a comma-separated list of names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def lengths(text: str) -> int | dict[str, int]:
-    """Return one length, or lengths by column."""
+    """Parse one length, or lengths by column."""
     try:
         if "=" not in text:
             return int(text)
         return {name.strip(): int(length) for name, _, length in (piece.partition("=") for piece in text.split(","))}
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is neither a length, such as 10, nor lengths by column, as jet_pt=4,jet_eta=4."
+            f"{text!r} is neither a length, such as 10, nor lengths by column, such as jet_pt=4,jet_eta=4."
         ) from None

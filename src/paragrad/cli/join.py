@@ -19,43 +19,45 @@ ENDED = {
 }
 
 SETTLES = 2.0
-"""Seconds in which a center that stops says so to all, and is gone."""
+"""Seconds that a stopping center needs to inform all workers and exit."""
 
 
 def join(
-    where: Annotated[str, typer.Argument(metavar="DIR|HOST:PORT", help="The run directory of a center, or its address.")],
+    where: Annotated[str, typer.Argument(metavar="DIR|HOST:PORT", help="The center's run directory, or its address.")],
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A copy of the center's token, mode 600. \\[default: DIR/token]")
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The certificate to trust, for HOST:PORT. \\[default: DIR's own]")
+        Path | None, typer.Option(metavar="FILE", help="The certificate to trust, for HOST:PORT. \\[default: the one in DIR]")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.py:FACTORY", help="The model, from this side's file. \\[default: as the center says]"),
+        typer.Option(
+            metavar="NAME|FILE.py:FACTORY", help="The model, from a file on this machine. \\[default: the center's setting]"
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME|FILE|CLASS=FILE", help="Where the rows lie here. \\[default: as the center says]"),
+        typer.Option(metavar="NAME|FILE|CLASS=FILE", help="The rows on this machine. \\[default: the center's setting]"),
     ] = None,
     allow_import: Annotated[
-        list[str] | None, typer.Option(metavar="FILE.py", help="A file that the center's model may be imported from.")
+        list[str] | None, typer.Option(metavar="FILE.py", help="A file from which the center's model may be imported.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model is.")] = "cpu",
+    device: Annotated[str, typer.Option(help="The device of the model, such as cuda:0.")] = "cpu",
     threads: Annotated[
         int | None,
-        typer.Option(help="To compute with. \\[default: SLURM_CPUS_PER_TASK, or the cores, shared out among workers here]"),
+        typer.Option(help="Threads of this worker. \\[default: SLURM_CPUS_PER_TASK, or the cores divided by the workers here]"),
     ] = None,
     shared: Annotated[
-        bool, typer.Option("--shared/--no-shared", help="Use the center's memory where it is on this machine.")
+        bool, typer.Option("--shared/--no-shared", help="Use shared memory if the center is on this machine.")
     ] = True,
     stay: Annotated[
-        bool, typer.Option("--stay", help="When the center is stopped before the end, wait for it to be started again.")
+        bool, typer.Option("--stay", help="If the center is stopped before the end, wait until it is started again.")
     ] = False,
     patience: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a center that is gone.")] = 600.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Join a center as a worker; leave with Ctrl-C or SIGTERM at any time, the others go on.
+    """Join a center as a worker. Ctrl-C or SIGTERM leaves it at any time; the other workers continue.
 
     paragrad join runs/night
     """

@@ -1,4 +1,4 @@
-"""The command ``paragrad``: the commands it has, and what its exit status means."""
+"""The command ``paragrad``: its sub-commands and exit statuses."""
 
 from __future__ import annotations
 
@@ -12,32 +12,28 @@ from paragrad import __version__
 from paragrad.cli import (
     analyse,
     clusters,
-    codecs,
     data,
     demo,
     doctor,
-    engines,
     evaluate,
     join,
-    models,
+    lists,
     plot,
     predict,
     replay,
     runs,
-    schemes,
     serve,
     shard,
     train,
-    transforms,
 )
 from paragrad.errors import Interrupted, ParagradError, UsageError
 
 BY_SIGNAL = 128
-"""Added to the number of the signal that ended a command, as in a shell: 130 after Ctrl-C, 143 after SIGTERM."""
+"""Added to the number of the signal that ended a command, as shells do: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 class Commands(TyperGroup):
-    """Turns what paragrad raises on purpose into a message and an exit status: 2 bad usage, 130 or 143 for a signal, 1 else."""
+    """Turns the errors of paragrad into a message and an exit status: 2 for bad usage, 130 or 143 for a signal, else 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -59,7 +55,7 @@ def _fail(message: str, status: int) -> NoReturn:
 
 
 def _leave(message: str, signal: int) -> NoReturn:
-    """End as the user asked: that is no error."""
+    """Exit as the user asked, without the word error."""
     typer.echo(message, err=True)
     raise typer.Exit(BY_SIGNAL + signal)
 
@@ -73,7 +69,6 @@ def _version(asked: bool) -> None:
 app = typer.Typer(
     name="paragrad",
     cls=Commands,
-    help="Parallel gradient descent for PyTorch: choose how workers cooperate, and train.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -91,23 +86,25 @@ app.command("demo")(demo.demo)
 app.command("analyse", no_args_is_help=True)(analyse.analyse)
 app.command("plot", no_args_is_help=True)(plot.plot)
 app.command("runs")(runs.runs)
-app.command("schemes")(schemes.schemes)
-app.command("engines")(engines.engines)
+app.command("schemes")(lists.schemes)
+app.command("engines")(lists.engines)
 app.command("clusters")(clusters.clusters)
-app.command("codecs")(codecs.codecs)
+app.command("codecs")(lists.codecs)
 app.command("data")(data.data)
-app.command("transforms")(transforms.transforms)
-app.command("models")(models.models)
+app.command("transforms")(lists.transforms)
+app.command("models")(lists.models)
 app.command("doctor")(doctor.doctor)
 
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
-    """Parallel gradient descent for PyTorch: choose how workers cooperate, and train."""
+    """Parallel gradient descent for PyTorch and Keras: choose how workers cooperate, and train."""
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     app(prog_name="paragrad")

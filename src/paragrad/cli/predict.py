@@ -1,4 +1,4 @@
-"""``paragrad predict``: what a trained model says of rows, in a file."""
+"""``paragrad predict``: the predictions of a trained model, written to a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paragrad.cli.rows import Checkpoint, Data, Label, RunDir, Tree, Weight
-from paragrad.errors import counted
+from paragrad.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from paragrad.data.given import Given
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 def predict(
     run: RunDir,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write: .parquet, .csv or .npy.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .parquet, .csv or .npy.")],
     data: Data = None,
     label: Label = None,
     weight: Weight = None,
     tree: Tree = None,
     checkpoint: Checkpoint = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Write what a trained model says of every row: its number, the prediction, probabilities, and the label if there is one.
+    """Write a trained model's predictions to a file: row number, prediction, probabilities, and the label if there is one.
 
     paragrad predict runs/first --data new.npz --out predictions.parquet
     """
@@ -46,18 +46,16 @@ def predict(
 
 
 def columns(trained: Trained, rows: Given) -> Iterator[dict[str, Any]]:
-    """The columns of the file, a mini-batch at a time."""
+    """Yield the columns of the file, one mini-batch at a time."""
     import numpy as np
 
-    from paragrad.errors import UsageError
     from paragrad.evaluation.outputs import BY_CLASS
 
     first = 0
-    for part in trained.predictions(rows):
-        scores, target = part.scores, part.target
+    for scores, target in trained.predictions(rows):
         if scores.ndim > 2:
             raise UsageError(
-                f"The model says {scores.shape[1:]} numbers of each row, which is no table: use "
+                f"The model predicts an array of shape {scores.shape[1:]} per row, which does not fit a table: use "
                 f"pg.load({str(trained.directory)!r}).predict."
             )
         made: dict[str, Any] = {"row": np.arange(first, first + len(scores))}
@@ -80,14 +78,14 @@ def columns(trained: Trained, rows: Given) -> Iterator[dict[str, Any]]:
 
 
 def named(numbers: Any, classes: tuple[str, ...] | None) -> Any:
-    """Numbers of classes as their names, where they have any."""
+    """Return the names of the classes, or their numbers if they have no names."""
     import numpy as np
 
     return np.asarray(classes)[numbers] if classes else numbers
 
 
 def _each(values: Any) -> Iterator[tuple[str, Any]]:
-    """One column, or several with a number each."""
+    """Yield one column without a suffix, or several columns with numbered suffixes."""
     if values.ndim == 1 or values.shape[1] == 1:
         yield "", values.reshape(len(values))
         return

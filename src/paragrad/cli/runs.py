@@ -1,4 +1,4 @@
-"""``paragrad runs``: the runs in a directory, and what became of them."""
+"""``paragrad runs``: the runs in a directory, with status and results."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paragrad.errors import counted
+
 if TYPE_CHECKING:
     from paragrad.rundir.runs import Listed
 
 STYLES = {"finished": "green", "running": "bold cyan", "diverged": "bold red", "failed": "bold red", "damaged": "bold red"}
 UNFINISHED = (
-    "unfinished: the record has no end, and no process is seen that writes it. The run was killed, or it runs on a machine "
-    "whose file locks are not seen here. After a kill: paragrad train --resume RUN"
+    "unfinished: the record has no end, and no process on this machine writes it. The run was killed, or it runs on a machine "
+    "whose file locks are not visible here. After a kill: paragrad train --resume RUN"
 )
 COLUMNS = ("run", "status", "scheme", "engine", "epochs", "accuracy", "loss", "samples/s", "seconds", "started")
 NUMBERS = ("epochs", "accuracy", "loss", "samples/s", "seconds")
 FIRST_TO_GO = ("engine", "started", "samples/s", "seconds", "epochs", "scheme")
-"""Columns that a narrow terminal does without, in this order."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 
 def runs(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the runs are.", show_default="runs")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the runs.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """List runs, oldest first: what became of each, and what it came to."""
+    """List runs, oldest first, with their status and results."""
     from paragrad.rundir import runs as listing
 
     found = listing.found(directory)
@@ -35,7 +37,7 @@ def runs(
         typer.echo(json.dumps([asdict(listed) for listed in found], indent=2))
         return
     if not found:
-        typer.echo(f"No run in {directory}: nothing in it has a record.jsonl.")
+        typer.echo(f"No run in {directory}: no directory in it has a record.jsonl.")
         return
     from rich.console import Console
     from rich.text import Text
@@ -47,7 +49,7 @@ def runs(
     while console.is_terminal and width > console.width and len(hidden) < len(FIRST_TO_GO):
         hidden.append(FIRST_TO_GO[len(hidden)])
         made, width = _table(found, directory, hidden)
-    Console(highlight=False, width=max(width, console.width)).print(made)  # whole also into a pipe or a file
+    Console(highlight=False, width=max(width, console.width)).print(made)  # not cut off in a pipe or a file
     if hidden:
         console.print(Text(f"A wider terminal shows more: {', '.join(hidden)}. So does --json.", "dim"))
     if any(listed.status == "unfinished" for listed in found):
@@ -55,7 +57,7 @@ def runs(
 
 
 def _table(found: list[Listed], directory: Path, hidden: list[str]) -> tuple[Any, int]:
-    """The table without some columns, and how wide it is."""
+    """Return the table without the hidden columns, and its width."""
     from rich.measure import Measurement
     from rich.text import Text
 
@@ -89,7 +91,7 @@ def _span(seconds: float) -> str:
 
 
 def _cells(listed: Listed) -> dict[str, str]:
-    workers = "" if listed.workers is None else f", {listed.workers} worker{'s' * (listed.workers != 1)}"
+    workers = "" if listed.workers is None else f", {counted(listed.workers, 'worker')}"
     loss = _figure(listed.loss, ".4f")
     if listed.loss is None and listed.train_loss is not None:
         loss = f"{listed.train_loss:.4f} (training)"

@@ -1,4 +1,4 @@
-"""``paragrad shard``: one of the processes that a center is spread over, on a machine of its own."""
+"""``paragrad shard``: one of several processes that share a center, started by hand, for example on another machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import typer
 
 
 def shard(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory of the center, seen from here, too.")],
-    index: Annotated[int, typer.Option(metavar="K", help="Which of the shards it is: 1 is the first after the center's own.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The center's run directory, readable from this machine.")],
+    index: Annotated[int, typer.Option(metavar="K", help="Number of the shard: 1 is the first after the center's own.")],
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The address to listen at. \\[default: any free port; loopback without TLS]"),
+        typer.Option(metavar="HOST:PORT", help="Address to listen at. \\[default: any free port; loopback without TLS]"),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST", help="The name by which the center and its workers reach this host.")
+        str | None, typer.Option(metavar="HOST", help="Name by which the center and its workers reach this host.")
     ] = None,
     patience: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a center that is gone.")] = 600.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
