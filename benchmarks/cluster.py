@@ -65,7 +65,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "BackupWorkers": ("backups=1", "backups=2"),
     "AGN": ("window=3", "window=8"),
     "AEASGD": ("window=5,alpha=0.1", "window=5,alpha=0.4"),
-    "AsyncDiLoCo": ("window=5,lr=0.5,momentum=0.5", "window=5,lr=0.5,momentum=0.5,dylu=true"),
+    "AsyncDiLoCo": tuple(f"window=5,outer_lr=0.5,outer_momentum=0.5{more}" for more in ("", ",dylu=true")),
 }
 """What is tried for each scheme, with three rates of Adam; SyncSGD, which has no field, with six."""
 
@@ -78,10 +78,10 @@ def grid(name: str, task: str) -> list[tuple[str, str]]:
 
 
 NOTES = (
-    "Rows go to whoever is ready (partition='stolen') in every scheme, the synchronous ones too. The part 'dealt' is "
-    "BackupWorkers with rows dealt beforehand, its default: what a slow worker was dealt is left over, and done last.",
-    "AsyncDiLoCo's outer rate and momentum of 0.5 were chosen before, among five pairs on digits with a straggler: with the "
-    "default momentum of 0.9 and some 45 outer steps in all it swung over the target, or was late.",
+    "Rows go to the worker that asks first (partition='stolen') in every scheme, including the synchronous ones. The part "
+    "'dealt' is BackupWorkers with rows dealt beforehand: the rows of a slow worker are then trained last.",
+    "AsyncDiLoCo's outer rate and momentum of 0.5 were chosen before, among five pairs on digits with a straggler. With the "
+    "default momentum of 0.9 and about 45 outer steps in all, it overshot the target or was late.",
 )
 
 

@@ -104,5 +104,5 @@ def test_a_text_in_the_place_of_names_is_refused():
     class Slip(pg.AGN):
         center_slots = "momentum"
 
-    with pytest.raises(pg.UsageError, match=r"Slip\.center_slots is a text, but it must be a tuple"):
+    with pytest.raises(pg.UsageError, match=r"Slip\.center_slots is a string, but must be a tuple"):
         check_names(Slip(), ("center_slots", "sends"))

@@ -66,8 +66,8 @@ class Ragged(Mine):
     ("source", "said"),
     [
         (Mine(0), "data has no rows"),
-        (Nothing(), r"Nothing\.batch gave a int for one row of data: it must return tensors"),
-        (Ragged(), r"Ragged\.batch gave a Tensor for one row of data"),
+        (Nothing(), r"Nothing\.batch returned a int for one row of data: it must return tensors"),
+        (Ragged(), r"Ragged\.batch returned a Tensor for one row of data"),
     ],
 )
 def test_a_source_that_gives_something_else_is_refused_before_the_run(source, said, model, tmp_path):

@@ -279,12 +279,12 @@ def looped(*parts, **options):
 
 
 LOOPED = {
-    "the optimiser Adamax is not known for rows": lambda: looped(optimizer=optimizers.Adamax(0.01)),
-    "the optimiser Mine is not known for rows": lambda: looped(optimizer=Mine(0.01)),
-    "the optimiser LossScaleOptimizer is not known": lambda: looped(
+    "the optimiser Adamax has no batched version": lambda: looped(optimizer=optimizers.Adamax(0.01)),
+    "the optimiser Mine has no batched version": lambda: looped(optimizer=Mine(0.01)),
+    "the optimiser LossScaleOptimizer has no batched version": lambda: looped(
         optimizer=optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
     ),
-    "the learning rate of its optimiser is a function": lambda: looped(optimizer=optimizers.SGD(lambda: 0.1)),
+    "the optimiser's learning rate is a custom function": lambda: looped(optimizer=optimizers.SGD(lambda: 0.1)),
     "gradient_accumulation_steps=2": lambda: looped(optimizer=optimizers.SGD(0.1, gradient_accumulation_steps=2)),
     "loss_scale_factor=8": lambda: looped(optimizer=optimizers.SGD(0.1, loss_scale_factor=8.0)),
     "has a constraint": lambda: looped(layers.Dense(4, kernel_constraint="max_norm")),
@@ -293,7 +293,7 @@ LOOPED = {
     "computes in bfloat16, but holds its weights in float32": lambda: looped(layers.Dense(4, dtype="mixed_bfloat16")),
     "coarser type than the center": lambda: looped(layers.Dense(4, dtype="float64")),
     "is a torch module": lambda: looped(layers.TorchModuleWrapper(torch.nn.Linear(5, 4))),
-    "Stepping makes its own train_step": lambda: built(Stepping()),
+    "Stepping defines its own train_step": lambda: built(Stepping()),
     "data-dependent control flow": lambda: built(Choosing()),
 }
 
@@ -306,7 +306,7 @@ def test_what_has_no_form_for_rows_is_looped_over_with_its_reason(reason):
 
 def test_rows_with_weights_are_looped_over():
     job = job_of(mlp(), data=Arrays(Weighted((X.float(), Y), torch.rand(len(X), generator=GENERATOR))))
-    assert why_not(job.make_learner("cpu"), job.train, job.plan) == "its rows have weights"
+    assert why_not(job.make_learner("cpu"), job.train, job.plan) == "the rows have weights"
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ class Branches(nn.Module):
     [
         (Branches(), "sgd:lr=0.1", "data-dependent control flow"),
         (nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2)), "sgd:lr=0.1", "random numbers"),
-        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), "rprop", "Rprop is not known for rows"),
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), "rprop", "Rprop has no batched version"),
         (nn.Sequential(nn.Linear(6, 2)).to(torch.bfloat16), "sgd:lr=0.1", "coarser"),
     ],
     ids=["control flow", "dropout", "optimiser", "bfloat16"],
@@ -200,7 +200,7 @@ def test_what_cannot_be_computed_together_is_looped_over_and_said_once(tmp_path,
 
 
 def test_computing_together_is_refused_where_it_was_asked_for_and_cannot_be(tmp_path):
-    with pytest.raises(pg.UsageError, match="cannot be computed together: what the model does depends on the values"):
+    with pytest.raises(pg.UsageError, match="cannot be computed together: the model's operations depend on the values"):
         run(tmp_path / "run", Branches(), engine=pg.Vector(4, mode="together"))
     assert not (tmp_path / "run").exists()
 
@@ -233,7 +233,7 @@ def test_a_learner_of_ones_own_is_simulated_too(tmp_path):
 
 
 def test_more_speeds_than_workers_are_refused():
-    with pytest.raises(pg.UsageError, match="speeds is given for 3 workers, but there are 2"):
+    with pytest.raises(pg.UsageError, match="speeds has values for 3 workers, but there are 2"):
         pg.Vector(2, cluster=pg.Cluster(speeds=(1.0, 2.0, 3.0)))
 
 

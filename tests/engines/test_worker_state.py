@@ -225,7 +225,7 @@ def test_who_does_not_commit_in_time_is_left_out_and_named(tmp_path, monkeypatch
     monkeypatch.setattr(session, "WINDOWS", -1)
     run(tmp_path / "run", pg.AGN(window=3), "adam:lr=0.01", pg.Local(workers=2), [5, None])
     assert events(tmp_path / "run", "checkpoint")[0]["without"] == [0, 1]
-    assert any("without the state of workers 0, 1" in event["message"] for event in events(tmp_path / "run", "warning"))
+    assert any("lacks the state of workers 0, 1" in event["message"] for event in events(tmp_path / "run", "warning"))
     assert {join.get("state") for join in events(tmp_path / "run", "join")[2:]} == {False}
 
 

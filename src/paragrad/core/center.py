@@ -1,7 +1,7 @@
-"""The central variable: value, clock, ledger, leases and the scheme's slots, in two buffers and a flip.
+"""The center: value, clock, ledger, leases and the scheme's slots, in two buffers and a flip.
 
-One process applies commits. It writes the next state into the spare buffer and then moves one number, so that
-whoever reads the center, at whatever moment it or its reader is killed, finds one whole state.
+One process applies commits. It writes the next state into the spare buffer, and then one number makes that the current state.
+Readers always find a consistent state, even if the writer is killed.
 """
 
 from __future__ import annotations
@@ -25,36 +25,38 @@ from paragrad.schemes.traits import is_shared, keeps_state, name_of
 from paragrad.types import Commit, Reply, Vector, VectorOptimizer
 
 PATIENCE = 3
-"""Refused commits in a row from one worker that end a run as diverged."""
+"""Consecutive refused commits of one worker that end a run as diverged."""
 
 
 class RemoteSlices(Protocol):
-    """The part of value, slots and answers that other processes hold; it changes with the rest or not at all."""
+    """The slices of value, slots and answers in other processes; they change together with the local one or not at all."""
 
     def prepare(self, commits: list[Commit]) -> Callable[[bool], bool]:
-        """Begin to write the next state. Returns a function: call it with whether the local slice is finite; it blocks and
-        returns whether all slices are."""
+        """Begin to write the next state.
+
+        Returns a function: call it with whether the local slice is finite; it blocks and returns whether all slices are.
+        """
 
     def flip(self) -> None:
-        """Make what was prepared the state."""
+        """Make the prepared state the current one."""
 
     def hand(self, worker: int) -> None:
-        """Write the value into a worker's row of replies."""
+        """Write the value into a worker's row of answers."""
 
     def gather(self, local: CenterSnapshot) -> CenterSnapshot:
-        """Return a snapshot of the whole."""
+        """Return a snapshot of all slices."""
 
     def scatter(self, whole: CenterSnapshot) -> CenterSnapshot:
-        """The inverse; returns the local part."""
+        """Continue from a snapshot of all slices. Return the local part."""
 
     def whole_optimizer(self) -> VectorOptimizer | None:
-        """Return an optimiser of the whole value, as after it was made; None where the center has none."""
+        """Return a new optimiser of the whole value; None if the center has none."""
 
 
 class Center:
-    """Changed in place, and only by ``join``, ``receive`` and ``leave``.
+    """The central variable. Only ``join``, ``receive`` and ``leave`` change it, and each returns the replies that are due.
 
-    Each of them returns the replies that have become due; ``applied`` is called with every commit that enters.
+    ``applied`` is called with every applied commit.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Center:
         allocate: Allocate = private,
         rows: bool = False,
     ) -> None:
-        """``rows``: there is a row of replies for each worker, also where all could read the value itself."""
+        """``rows``: keep a row of answers per worker even if all workers could read the value itself."""
         check_names(scheme, ("center_slots", "worker_slots", "sends"))
         self.scheme = scheme
         self.workers = workers
@@ -78,13 +80,13 @@ class Center:
         self.optimizer = optimizer
         self.applied: Callable[[Commit], None] = lambda commit: None
         self.updated: Callable[[], None] = lambda: None
-        """Called after each update, once ``applied`` has seen all of its commits."""
+        """Called after each update, once ``applied`` was called with all of its commits."""
         self.refused: Callable[[Commit, str], None] = lambda commit, why: None
         self.repeated: Callable[[Commit, int], None] = lambda commit, arrived: None
         self.came: Callable[[int, int, int | None], None] = lambda worker, arrived, incarnation: None
-        """Called with a worker that has joined, its arrival and its incarnation, or None for one that has left."""
+        """Called with a worker that joins or leaves, its arrival number, and its incarnation (None if it leaves)."""
         self.before_update: Callable[[], None] | None = None
-        """Called before the spare buffer is written to."""
+        """Called before the spare buffer is written."""
         self.live: set[int] = set()
         self.round = Round(scheme, workers)
         self.ledger = Ledger(workers)
@@ -95,41 +97,36 @@ class Center:
         self.state = self._states.now
         """The current buffer."""
         self.buffered = bool(self.state.buffers.numel() or self.state.integers.numel())
-        """Whether there is anything beside the value that commits are averaged in."""
+        """True if the model has buffers, besides the value, that commits update."""
         alone = not self.round.gathers
-        owns = scheme.answers != "center" or alone or rows
-        self.answers = (
-            [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers)]
-            if owns and not is_shared(scheme)
-            else []
-        )
-        """The row of replies of each worker."""
+        has_rows = (scheme.answers != "center" or alone or rows) and not is_shared(scheme)
+        self.answers = [allocate(f"answer{k}", start.numel(), start.dtype) for k in range(workers if has_rows else 0)]
+        """The row of answers of each worker."""
         self.remote: RemoteSlices | None = None
-        """Other processes that hold the rest of the value, where this is the first slice of it."""
+        """Other processes that hold the rest of the value, if it is sharded; this is then the first slice."""
         self.homes: list[Vector] = []
-        """The workers' weights, where an engine has them within reach and the scheme is a scaled movement: a commit is then
-        the weights themselves, and one pass makes the new center, the new anchor and the new weights of them."""
+        """The workers' weights, if the engine gives access to them and the scheme is a scaled movement. A commit is then the
+        weights themselves, and one pass computes the new center, anchor and weights."""
         self.replies = Replies(self, workers)
         self._held, self._drops_late = scheme.held, scheme.late == "drop"
         self._length = 0 if is_shared(scheme) else start.numel()
-        # The next state is checked in the pass that writes it, and not flipped to where it is not finite; the mean of a
-        # round of gradients, before the optimiser sees it. A gradient that steps alone must be checked on arrival, and
-        # what waits in a round while its worker goes on: that cannot be taken back from it later.
+        # Usually the pass that writes the next state checks it, and the mean of a round of gradients is checked before the
+        # optimiser uses it. A single gradient must be checked on arrival. So must a commit that waits in a round while its
+        # worker continues: it cannot be rejected later.
         self._checks_late = scheme.held if self.round.gathers else optimizer is None
-        twins = alone and scheme.elementwise and scheme.answers == "center"
-        self.twins = twins and bool(self.answers)
-        """Whether a lone commit's reply is written in the same pass as the value."""
+        self.twins = alone and scheme.elementwise and scheme.answers == "center" and bool(self.answers)
+        """True if the pass that writes the value also writes the reply to a single commit."""
         self._scratch: Vector | None = None
         self.stepped = False
-        """Whether the update that is being made has moved the center's optimiser."""
+        """True if the present update has made a step of the center's optimiser."""
         self._optimizer_ahead = False
-        """Whether the optimiser has made a step that the value has not, since that would not have been finite."""
+        """True if the optimiser made a step that was not applied, because the value would not be finite."""
 
-    # -- what others may read -------------------------------------------------------------------------------
+    # -- read by others -------------------------------------------------------------------------------------
 
     @property
     def value(self) -> Vector:
-        """The central variable; not to be written to."""
+        """The central variable; read only."""
         return self.state.value
 
     @property
@@ -144,7 +141,7 @@ class Center:
 
     @property
     def scratch(self) -> Vector:
-        """A vector to compute in, as long as the value and of its type; made when it is first needed."""
+        """Temporary memory of the value's length and type, allocated when first used."""
         if self._scratch is None:
             self._scratch = torch.empty_like(self.value)
         return self._scratch
@@ -155,59 +152,59 @@ class Center:
 
     @property
     def working(self) -> list[int]:
-        """Live workers that have something to do, or will have once they are answered."""
+        """Live workers that have mini-batches, or will have with their next reply."""
         owed = self.replies.owed
         return sorted(w for w in self.live if self.leases.held(w) or (w in owed and self.leases.remain(w)))
 
     @property
     def progress(self) -> float:
-        """Share of the run's mini-batches that have been used."""
+        """Share of the run's mini-batches that were used."""
         return self.leases.used / self.leases.total
 
     @property
     def without_state(self) -> list[int]:
-        """Workers with applied commits whose private state after the last of them is not known here."""
+        """Workers with applied commits whose private state the center does not know."""
         with_one = (worker for worker, state in self.private.states.items() if state)
         committed = (worker for worker in range(self.workers) if self.last(worker))
         return sorted(set(committed).difference(with_one)) if self.private.are_kept else []
 
     @property
     def may_bring(self) -> list[int]:
-        """Those of them that have not said that they cannot bring it."""
+        """Workers of ``without_state`` that have not reported that they cannot bring it."""
         return [worker for worker in self.without_state if worker not in self.private.states]
 
     def hands_state(self, worker: int) -> bool | None:
-        """Return whether a worker that joins gets a predecessor's private state; None where there was none to have."""
+        """Return whether a worker that joins gets its predecessor's private state; None if there was none."""
         return worker in self.private.restored if self.private.are_kept and self.last(worker) else None
 
     def part(self, part: int) -> tuple[int, int]:
-        """Return the first element of a fragment and the one behind its last."""
+        """Return the range of a fragment of the vector."""
         length, parts = self.state.value.numel(), self.scheme.parts
         return length * part // parts, length * (part + 1) // parts
 
-    # -- what workers do ------------------------------------------------------------------------------------
+    # -- workers --------------------------------------------------------------------------------------------
 
     def join(self, worker: int, incarnation: int = 0) -> list[Reply]:
-        """Let a worker, or the replacement of a lost one, begin."""
+        """Let a worker begin, or the replacement of a lost one."""
         self._check_rank(worker)
         self.ledger.arrivals += 1
         self.came(worker, self.ledger.arrivals, incarnation)
-        # A newcomer does not hold back those who went on without it.
+        # The other workers do not wait for a worker that joins late.
         others = [self.ledger.commits[k] for k in self.working if k != worker] if self.clock else []
         self.ledger.joins(worker, incarnation, min(others, default=0))
         self.live.add(worker)
         self.leases.welcome(worker)
         self.leases.give_back(worker, keep=self.round.batches(worker))
         self.replies.wake()
-        # A worker that gets its predecessor's state begins with the reply to the last commit, where that was its own.
+        # A worker that gets its predecessor's state also gets the reply to its last commit, if the scheme answers each worker.
         self.replies.joins(worker, incarnation, own=self.scheme.answers == "own" and worker in self.private.restored)
         if self._held and self.round.of(worker):
-            # Its predecessor's commit waits in the round: it counts, and the newcomer begins after it.
+            # Its predecessor's commit waits in the round. It counts, and the new worker begins after the round.
             return []
         return self._release()
 
     def leave(self, worker: int) -> list[Reply]:
-        """Let a worker go that will not be replaced: nobody waits for it, others do its rows."""
+        """Remove a worker that is not replaced: no worker waits for it, and others train its rows."""
         self._check_rank(worker)
         self.ledger.arrivals += 1
         self.came(worker, self.ledger.arrivals, None)
@@ -218,7 +215,7 @@ class Center:
         return self._advance()
 
     def receive(self, commit: Commit) -> list[Reply]:
-        """Take one commit: exactly once, only if it is sound, and apply the round that it completes."""
+        """Receive a commit. It counts once, and only if it is finite. Apply the round that it completes."""
         worker = commit.worker
         self._check_rank(worker)
         self.ledger.arrivals += 1
@@ -230,7 +227,7 @@ class Center:
             )
         replaced, known = self.ledger.is_replaced(commit), self._is_known(commit)
         if replaced or known or worker not in self.live:
-            # It came before; or its worker was replaced or given up while it was on its way, and others do its rows already.
+            # It arrived before; or its worker was replaced or given up meanwhile, and others train its rows.
             self.ledger.counts.duplicates += 1
             self.repeated(commit, self.ledger.arrivals)
             return self.replies.again(commit) if known and not replaced else []
@@ -243,7 +240,7 @@ class Center:
         return self._advance()
 
     def _is_known(self, commit: Commit) -> bool:
-        """Return whether it came before: it was applied or rejected, or waits in the round."""
+        """Return whether a commit arrived before: it was applied or rejected, or waits in the round."""
         if commit.sequence <= self.state.last(commit.worker) or self.ledger.is_rejected(commit):
             return True
         return bool(self.round.commits) and self.round.holds(commit)
@@ -251,7 +248,7 @@ class Center:
     # -- the round ------------------------------------------------------------------------------------------
 
     def _advance(self) -> list[Reply]:
-        """Apply the round if it is complete, and release what is owed."""
+        """Apply the round if it is complete, and return the replies that are due."""
         if self.round.is_complete(self.live, self.leases):
             commits = self.round.take()
             if not self._apply(commits):
@@ -266,13 +263,13 @@ class Center:
         return replies + self._advance() if done else replies
 
     def _reject_unsound(self, commits: list[Commit]) -> list[Reply]:
-        """Refuse those of a round that are not finite (all, if it is only their sum); the others stay in the round."""
+        """Refuse the commits of a round that are not finite (all, if only their sum is not); the others stay."""
         bad = [c for c in commits if self.homes or not self._is_finite(c)] or commits
         self.round.put_back(c for c in commits if not any(c is b for b in bad))
         return self._reject(bad, late=False)
 
     def _apply(self, commits: list[Commit]) -> bool:
-        """Write the next state and flip to it; return False, without a flip, where a commit turns out not to be finite."""
+        """Write the next state and flip to it. Return False, without a flip, if a commit is not finite."""
         clock = self.clock
         for commit in commits:
             commit.staleness = clock - commit.version
@@ -308,7 +305,7 @@ class Center:
         return True
 
     def _reject(self, commits: list[Commit], *, late: bool) -> list[Reply]:
-        """Drop or refuse commits: the center is untouched, the rows are done again from the center as it is."""
+        """Drop or refuse commits: the center does not change, and the rows are trained again."""
         for commit in commits:
             worker = commit.worker
             if late:
@@ -320,7 +317,7 @@ class Center:
                 if in_a_row >= PATIENCE:
                     self._diverge(worker)
             if self.ledger.is_replaced(commit) or worker not in self.live:
-                # Nobody waits for its reply; a replacement has leases of its own, or will have them.
+                # No worker waits for this reply. A replacement gets its own leases.
                 self.leases.give_back(worker, keep=tuple(set(self.leases.held(worker)).difference(commit.batches)))
                 continue
             self.leases.give_back(worker, keep=self.round.batches(worker))
@@ -328,12 +325,12 @@ class Center:
             self.replies.rejects(commit)
         self.replies.wake()
         replies = self._release()
-        # They hold their rows again, and the others of the round wait for them; but not for those that are gone.
+        # The round waits for the rejected workers, which have their rows again; but not for those that left.
         return replies + self._advance() if self.round.is_complete(self.live, self.leases) else replies
 
     def _diverge(self, worker: int) -> None:
         name = name_of(self.scheme)
-        other = "" if name == "agn" else f", or choose a scheme that normalises its commits (agn) instead of {name}"
+        other = "" if name == "agn" else f", or use a scheme that normalises its commits (agn) instead of {name}"
         raise Diverged(
             f"Training diverged: worker {worker} committed NaN or infinity {PATIENCE} times in a row, at update "
             f"{self.clock}. The center keeps its last finite weights. Lower the learning rate, or clip gradients "
@@ -355,7 +352,7 @@ class Center:
     # -- snapshots ------------------------------------------------------------------------------------------
 
     def is_sound(self) -> bool:
-        """Return whether a run could continue from here: not once it has diverged and there was no way back."""
+        """Return whether a run can continue from here: not if the optimiser or shared weights have diverged."""
         return not self._optimizer_ahead and (not is_shared(self.scheme) or kernels.finite(self.value))
 
     def snapshot(self) -> CenterSnapshot:
@@ -376,7 +373,7 @@ class Center:
         return local if self.remote is None else self.remote.gather(local)
 
     def model(self) -> dict[str, torch.Tensor]:
-        """Return all that a model is made of: ``value``, ``buffers`` and ``integers``; not to be written to."""
+        """Return ``value``, ``buffers`` and ``integers`` of the model; read only."""
         buffers, integers = self.state.buffers, self.state.integers
         value = self.value
         if self.remote is not None:
@@ -384,7 +381,7 @@ class Center:
         return {"value": value, "buffers": buffers, "integers": integers}
 
     def reunite(self) -> None:
-        """Take in what other processes hold, once nobody works any more."""
+        """Take over the slices of other processes, once all workers have ended."""
         if self.remote is None:
             return
         whole = self.snapshot()
@@ -406,9 +403,11 @@ class Center:
         self.remote = None
 
     def numbers(self, *, durable: bool = False) -> CenterNumbers:
-        """Return the plain numbers of a snapshot; ``durable``: and who is present and is owed what. With the vectors, that is
-        the center as it is to the last bit. Of commits that wait in a round only the rows are known: a worker that waits for
-        its reply sends its own again, and those of one that has gone on are done again."""
+        """Return the plain numbers of a snapshot; ``durable``: with the live workers and the replies owed to them.
+
+        Durable numbers and the vectors restore the center exactly, except for commits that wait in a round. A worker that
+        waits for its reply sends its commit again; the rows of a worker that continued are trained again.
+        """
         return CenterNumbers(
             clock=self.clock,
             ledger=self.state.numbers[1:].tolist(),
@@ -422,19 +421,22 @@ class Center:
         )
 
     def _presence(self) -> Presence:
+        ledger, replies, waiting = self.ledger, self.replies, self.round.blocked
         return Presence(
             live=sorted(self.live),
-            incarnations=list(self.ledger.incarnations),
-            refusals=list(self.ledger.refusals),
-            rejected=list(self.ledger.rejected),
+            incarnations=list(ledger.incarnations),
+            refusals=list(ledger.refusals),
+            rejected=list(ledger.rejected),
+            owed={worker: owed for worker, owed in replies.owed.items() if worker not in waiting},
+            resting=dict(replies.resting),
+            given=list(replies.given),
+            looked_ahead=list(replies.looked_ahead),
             gone_on=[] if self._held else [(commit.worker, commit.batches) for commit in self.round.commits],
             forgotten=[commit.arrived for commit in self.round.commits],
-            **self.replies.presence(),  # type: ignore[arg-type]
         )
 
     def restore(self, snapshot: CenterSnapshot) -> None:
-        """Continue from a snapshot. What was leased is done again; but where the snapshot knows who was present, all goes on as
-        if nothing had happened."""
+        """Continue from a snapshot. Leased rows are trained again, unless the snapshot knows the live workers."""
         numbers, presence = snapshot.numbers, snapshot.numbers.presence
         self.private.states = dict(snapshot.workers)
         self.private.restored = dict(snapshot.workers)

@@ -1,7 +1,7 @@
-/* The exchange's passes over memory, each fused into one and written past the cache where that is possible.
+/* Fused passes over memory for the exchange. They bypass the cache if the processor can.
  *
- * What is stored here is next read by another core, a whole vector later: streaming stores save the read of every
- * line that a plain store would begin with. Each function returns 1 if its result is finite throughout, else 0.
+ * Another core reads the results next, a whole vector later. A plain store would first read each cache line; a streaming
+ * store does not. Each function returns 1 if its result is finite, else 0.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -14,9 +14,9 @@
 #define HAVE_STREAMING 0
 #endif
 
-/* NaN or infinity times 0 is NaN, and stays in a sum. */
+/* The check for finite results: NaN or infinity times 0 is NaN, and a sum with NaN is NaN. */
 
-/* out = now + scale * x; twin = out where there is one */
+/* out = now + scale * x; twin = out, if twin is not NULL */
 static int add_plain(float *out, float *twin, const float *now, const float *x, float scale, size_t n)
 {
     float zero = 0.0f;
@@ -112,7 +112,7 @@ STREAMING static int move_streaming(float *out, float *anchor, float *local, con
         __m256 moved = _mm256_sub_ps(_mm256_loadu_ps(local + i), _mm256_loadu_ps(anchor + i));
         __m256 value = _mm256_add_ps(_mm256_loadu_ps(now + i), _mm256_mul_ps(scales, moved));
         _mm256_stream_ps(out + i, value);
-        /* these two lines are in the cache already: a plain store costs no further read */
+        /* these cache lines were just read: a plain store needs no further read */
         _mm256_store_ps(anchor + i, value);
         _mm256_store_ps(local + i, value);
         sum = _mm256_add_ps(sum, _mm256_mul_ps(value, zeros));
@@ -159,7 +159,7 @@ STREAMING static void subtract_streaming(float *out, const float *a, const float
     subtract_plain(out + i, a + i, b + i, n - i);
 }
 
-/* What is short stays in the cache: it is read again at once. */
+/* Short vectors use plain stores: they stay in the cache and are read again at once. */
 #define LONG 16384
 #define CAN_STREAM(n) ((n) >= LONG && __builtin_cpu_supports("avx2"))
 #endif

@@ -1,4 +1,4 @@
-"""The exchange's passes over memory: a small C library where it was built, torch where it was not."""
+"""Passes over memory for the exchange: by a small C library if it was built, otherwise by torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from paragrad.types import Vector
 
 SHARED = 1_048_576
-"""Elements from which a pass is worth a second thread."""
+"""Smallest number of elements for which a pass uses a second thread."""
 
 _P, _F, _N = ctypes.c_void_p, ctypes.c_float, ctypes.c_size_t
 SIGNATURES = {
@@ -42,12 +42,12 @@ _second: ThreadPoolExecutor | None = None
 
 
 def compiled() -> bool:
-    """Whether the C library is there."""
+    """Return whether the C library was built."""
     return _library is not None
 
 
 def use_threads(count: int) -> None:
-    """With more than one, passes over large vectors are made by two: one core alone does not fill the memory bus."""
+    """Use two threads for large vectors if ``count`` is above 1: one core alone does not saturate the memory bus."""
     global _second
     if _second is not None:
         _second.shutdown()
@@ -55,7 +55,7 @@ def use_threads(count: int) -> None:
 
 
 def add(out: Vector, now: Vector, x: Vector, scale: float = 1.0, twin: Vector | None = None) -> bool:
-    """``out = twin = now + scale * x`` in one pass; returns whether the result is finite throughout."""
+    """Compute ``out = twin = now + scale * x`` in one pass. Return whether the result is finite."""
     if _fits(out, now, x, *([] if twin is None else [twin])):
         return _call("add", out, twin, now, x, scale)
     torch.add(now, x, alpha=scale, out=out)
@@ -65,7 +65,7 @@ def add(out: Vector, now: Vector, x: Vector, scale: float = 1.0, twin: Vector | 
 
 
 def move(out: Vector, anchor: Vector, local: Vector, now: Vector, scale: float) -> bool:
-    """``out = anchor = local = now + scale * (local - anchor)`` in one pass; returns whether that is finite throughout."""
+    """Compute ``out = anchor = local = now + scale * (local - anchor)`` in one pass. Return whether the result is finite."""
     if _fits(out, anchor, local, now):
         return _call("move", out, anchor, local, now, scale)
     torch.add(now, local.sub_(anchor), alpha=scale, out=out)
@@ -75,7 +75,7 @@ def move(out: Vector, anchor: Vector, local: Vector, now: Vector, scale: float) 
 
 
 def mover(out: Vector, anchor: Vector, local: Vector, now: Vector) -> Callable[[float], bool]:
-    """``move`` for vectors that stay where they are: whether the library can do it, and where they lie, is looked up once."""
+    """Return ``move`` for vectors whose memory does not change: the checks and the addresses are looked up once."""
     vectors = out, anchor, local, now
     if not _fits(*vectors) or out.numel() >= SHARED:
         return partial(move, *vectors)
@@ -89,7 +89,7 @@ def mover(out: Vector, anchor: Vector, local: Vector, now: Vector) -> Callable[[
 
 
 def approach(out: Vector, force: Vector, now: Vector, x: Vector, share: float) -> bool:
-    """``force = share * (x - now); out = now + force`` in one pass; returns whether that is finite throughout."""
+    """Compute ``force = share * (x - now); out = now + force`` in one pass. Return whether the result is finite."""
     if _fits(out, force, now, x):
         return _call("approach", out, force, now, x, share)
     torch.sub(x, now, out=force).mul_(share)
@@ -98,7 +98,7 @@ def approach(out: Vector, force: Vector, now: Vector, x: Vector, share: float) -
 
 
 def blend(out: Vector, x: Vector, a: float, y: Vector, b: float) -> bool:
-    """``out = a * x + b * y`` in one pass; returns whether that is finite throughout."""
+    """Compute ``out = a * x + b * y`` in one pass. Return whether the result is finite."""
     if _fits(out, x, y):
         return _call("blend", out, x, a, y, b)
     torch.add(a * x, y, alpha=b, out=out)
@@ -106,7 +106,7 @@ def blend(out: Vector, x: Vector, a: float, y: Vector, b: float) -> bool:
 
 
 def subtract(out: Vector, a: Vector, b: Vector) -> Vector:
-    """``out = a - b`` in one pass."""
+    """Compute ``out = a - b`` in one pass and return it."""
     if _fits(out, a, b):
         _call("subtract", out, a, b)
         return out
@@ -114,14 +114,14 @@ def subtract(out: Vector, a: Vector, b: Vector) -> Vector:
 
 
 def finite(vector: Vector) -> bool:
-    """Whether all elements are finite: one sum, and a closer look only where it overflows."""
+    """Return whether all elements are finite. Each element is checked only if their sum is not finite."""
     if not vector.is_floating_point() or math.isfinite(vector.sum().item()):
         return True
     return bool(torch.isfinite(vector).all())
 
 
 def _fits(*vectors: Vector) -> bool:
-    """Whether the library can do it: asked at every commit, so that it must cost next to nothing."""
+    # Called at every commit, so it must cost next to nothing.
     if _library is None:
         return False
     length = vectors[0].numel()
@@ -132,7 +132,7 @@ def _fits(*vectors: Vector) -> bool:
 
 
 def _call(name: str, *arguments: Vector | float | None) -> bool:
-    """One pass, in two halves at once where a second thread is there and the vectors are long."""
+    """Run one pass; in two halves at the same time if the vectors are large and there is a second thread."""
     first = arguments[0]
     assert isinstance(first, torch.Tensor)
     length = first.numel()

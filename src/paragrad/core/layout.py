@@ -1,14 +1,13 @@
-"""How commits and replies are laid out wherever they travel: in shared memory, on a wire, and in the record.
+"""The layout of commits and replies in shared memory, on a wire and in the record.
 
-A field of ``Commit`` or ``Reply`` declares once, in its annotation in types.py, what kind of value it holds and which values
-are possible. The functions here read those declarations. Fields without a kind are tensors, which each transport moves in its
-own way.
+Each field of ``Commit`` and ``Reply`` declares its kind (type and range) in its annotation in types.py. The functions here
+read those declarations. Fields without a kind are tensors, and each transport moves them in its own way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, TypeAlias, get_type_hints
@@ -17,11 +16,11 @@ import numpy as np
 import torch
 
 LARGEST = 1 << 62
-"""Largest whole number that travels."""
+"""Upper limit of whole numbers in commits and replies."""
 
 
 def same(value: Any) -> Any:
-    """Return the value: the record shows it as it is."""
+    """Return the value unchanged, as the record shows it."""
     return value
 
 
@@ -31,20 +30,20 @@ def never(value: Any, whole: Any) -> bool:
 
 
 def is_absent(value: Any, whole: Any) -> bool:
-    """Omit a field from the record where there is nothing to show: None, NaN or an empty tuple."""
+    """Omit a field from the record if it is None, NaN or an empty tuple."""
     return value is None or value == () or value != value
 
 
 Omits: TypeAlias = Callable[[Any, Any], bool]
-"""Called with a value and the whole object: whether the record leaves the field out."""
+"""Called with a value and the whole object. Returns whether the record omits the field."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The kind of one field: its type, the values it may have, and how the record shows it."""
+    """The kind of one field: its type, its range, and its form in the record."""
 
     code: str
-    """NumPy's code of one value: i8, f8, or ? for a flag."""
+    """NumPy code of one value: i8, f8, or ? for a flag."""
     least: float = -math.inf
     most: float = math.inf
     length: str = "one"
@@ -52,9 +51,9 @@ class Kind:
     omits: Omits | None = None
     """None: the field is not recorded."""
     shown: Callable[[Any], Any] = same
-    """Makes the value that stands in the record."""
+    """Converts the value for the record."""
     stamped: bool = False
-    """Whether the center sets it, whatever a worker sends."""
+    """True if the center sets the field, whatever a worker sends."""
 
 
 def whole(*, least: int = 0, optional: bool = False, omits: Omits | None = None, stamped: bool = False) -> Kind:
@@ -63,12 +62,12 @@ def whole(*, least: int = 0, optional: bool = False, omits: Omits | None = None,
 
 
 def real(*, least: float = -math.inf, omits: Omits | None = None, shown: Callable[[Any], Any] = same) -> Kind:
-    """Return the kind of a number. With a ``least`` value it is finite, otherwise it may be NaN or infinite."""
+    """Return the kind of a number: finite if ``least`` is given, otherwise also NaN or infinity."""
     return Kind("f8", least, math.inf if least == -math.inf else 1e300, "one", omits, shown)
 
 
 def flag() -> Kind:
-    """Return the kind of a value that is true or false."""
+    """Return the kind of a boolean."""
     return Kind("?")
 
 
@@ -78,17 +77,17 @@ def wholes(*, omits: Omits | None = None, shown: Callable[[Any], Any] = list) ->
 
 
 def points() -> Kind:
-    """Return the kind of two points of a small space, or None."""
+    """Return the kind of two points of a small model's parameter space, or None."""
     return Kind("f8", length="points", omits=is_absent, shown=_plain)
 
 
 def figure(value: float) -> float | None:
-    """Return a number with six digits; None where it is not finite."""
+    """Return a number with six significant digits; None if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def rounded(value: float) -> float | None:
-    """Return a number with six decimals; None where it is not finite."""
+    """Return a number with six decimals; None if it is not finite."""
     return round(value, 6) if math.isfinite(value) else None
 
 
@@ -97,25 +96,21 @@ class Layout:
 
     def __init__(self, cls: type[Any]) -> None:
         hints = get_type_hints(cls, include_extras=True)
-        found = {
-            name: [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Kind)] for name, hint in hints.items()
-        }
-        kinds: dict[str, Kind] = {name: kind for name, [kind] in ((name, kind) for name, kind in found.items() if kind)}
+        marks = ((name, mark) for name, hint in hints.items() for mark in getattr(hint, "__metadata__", ()))
+        kinds: dict[str, Kind] = {name: mark for name, mark in marks if isinstance(mark, Kind)}
         self.numbers: dict[str, Kind] = {name: kind for name, kind in kinds.items() if kind.length in ("one", "optional")}
         self.lists: dict[str, Kind] = {name: kind for name, kind in kinds.items() if name not in self.numbers}
         self.stamped = {one.name: one.default for one in fields(cls) if one.name in kinds and kinds[one.name].stamped}
-        """Fields that the center sets, with their values until then."""
+        """Fields that the center sets, with their default values."""
         self.dtype = np.dtype([(name, kind.code) for name, kind in self.numbers.items()])
         recorded = [(name, kind) for name, kind in kinds.items() if kind.omits is not None]
-        # A commit is recorded thousands of times a second: what is shown as it is, is fetched in one call.
+        # Thousands of commits per second are recorded: one call fetches all fields that need no conversion.
         self._exact = [name for name, kind in recorded if kind.omits is never and kind.shown is same]
         self._get_exact = attrgetter(*self._exact) if len(self._exact) > 1 else None
         self._other = [(name, kind.omits, kind.shown) for name, kind in recorded if name not in self._exact]
 
-    # -- a wire ---------------------------------------------------------------------------------------------
-
     def header(self, thing: Any) -> dict[str, Any]:
-        """Return the numbers and lists of an object, or of a row, in what JSON has."""
+        """Return the numbers and lists of an object or of a row, in types that JSON has."""
         if isinstance(thing, Row):
             return {name: _plain(value) for name, value in thing.get().items()}
         return {name: _plain(getattr(thing, name)) for name in (*self.numbers, *self.lists)}
@@ -123,26 +118,22 @@ class Layout:
     def read(self, header: Mapping[str, Any], most: Mapping[str, int]) -> dict[str, Any]:
         """Return the numbers and lists of a header as arguments for the dataclass.
 
-        ``most`` limits the length of each list. Raises ValueError where a value is missing, of another type, or out of range.
+        ``most`` limits the length of each list. Raises ValueError if a value is missing, of another type or out of range.
         """
         found = {name: _checked(name, kind, header.get(name)) for name, kind in self.numbers.items()}
         return found | {name: _checked_list(name, kind, header.get(name), most[name]) for name, kind in self.lists.items()}
 
-    # -- the record -----------------------------------------------------------------------------------------
-
     def record(self, thing: Any) -> dict[str, Any]:
-        """Return what the record shows of an object."""
-        told = {} if self._get_exact is None else dict(zip(self._exact, self._get_exact(thing), strict=True))
+        """Return the recorded fields of an object."""
+        found = {} if self._get_exact is None else dict(zip(self._exact, self._get_exact(thing), strict=True))
         for name, omits, shown in self._other:
             value = getattr(thing, name)
             if omits is None or not omits(value, thing):
-                told[name] = shown(value)
-        return told
-
-    # -- shared memory --------------------------------------------------------------------------------------
+                found[name] = shown(value)
+        return found
 
     def row(self, allocate: Callable[[str, int, torch.dtype], torch.Tensor], most: Mapping[str, int]) -> Row:
-        """Allocate (or open) memory for one object; ``most`` is the length of each list."""
+        """Allocate, or open, memory for one object; ``most`` is the largest length of each list."""
         numbers = allocate("numbers", self.dtype.itemsize, torch.uint8).numpy().view(self.dtype)
         types = {"i8": torch.int64, "f8": torch.float64}
         lists = {n: allocate(n, 1 + most[n], types[kind.code]).numpy() for n, kind in self.lists.items() if most[n]}
@@ -154,7 +145,7 @@ class Layout:
 
 
 class Row:
-    """The numbers and lists of one object in memory. One side writes at a time."""
+    """The numbers and lists of one object in memory. Only one process writes at a time."""
 
     def __init__(self, layout: Layout, numbers: np.ndarray[Any, Any], lists: dict[str, np.ndarray[Any, Any]]) -> None:
         self._layout = layout
@@ -163,7 +154,7 @@ class Row:
         self._optional = [name for name, kind in layout.numbers.items() if kind.length == "optional"]
 
     def put(self, found: Mapping[str, Any]) -> None:
-        """Write the numbers and lists of an object, by name."""
+        """Write the numbers and lists of an object."""
         self._numbers[0] = tuple(-1 if (value := found[name]) is None else value for name in self._layout.numbers)
         for name, room in self._lists.items():
             value = found[name]
@@ -197,23 +188,22 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(name: str, kind: Kind, value: Any) -> Any:
-    """Return a number of the right type and range."""
     if value is None and kind.length == "optional":
         return None
     if kind.code == "?":
         if isinstance(value, bool):
             return value
-        raise ValueError(f"{name} is {_cut(value)}, but it is true or false.")
+        raise ValueError(f"{name} is {_cut(value)}, but it must be true or false.")
     if kind.code == "i8":
         if type(value) is int and kind.least <= value < kind.most:
             return value
-        raise ValueError(f"{name} is {_cut(value)}, but it is a whole number of at least {kind.least}.")
+        raise ValueError(f"{name} is {_cut(value)}, but it must be a whole number of at least {kind.least}.")
     if (type(value) in (int, float) and abs(value) < 1e308) or isinstance(value, float):
         number = float(value)
         if kind.least == -math.inf or kind.least <= number <= kind.most:
             return number
-        raise ValueError(f"{name} is {_cut(value)}, but it is a finite number of at least {kind.least:g}.")
-    raise ValueError(f"{name} is {_cut(value)}, but it is a number.")
+        raise ValueError(f"{name} is {_cut(value)}, but it must be a finite number of at least {kind.least:g}.")
+    raise ValueError(f"{name} is {_cut(value)}, but it must be a number.")
 
 
 def _checked_list(name: str, kind: Kind, given: Any, most: int) -> Any:
@@ -225,7 +215,7 @@ def _checked_list(name: str, kind: Kind, given: Any, most: int) -> Any:
                 return tuple(tuple(_checked(name, kind, one) for one in point) for point in (first, last))
         raise ValueError(f"{name} is not two points of {most // 2} numbers.")
     if not isinstance(given, list) or len(given) > most:
-        raise ValueError(f"{name} is no list of at most {most} whole numbers.")
+        raise ValueError(f"{name} is not a list of at most {most} whole numbers.")
     return tuple(_checked(name, kind, one) for one in given)
 
 
@@ -237,7 +227,7 @@ def _cut(value: Any) -> str:
 
 
 def fold(given: Sequence[int]) -> list[int | list[int]]:
-    """Return positions in short form: 4, or [first, last, step] for three and more at equal steps."""
+    """Return positions in short form: 4, or [first, last, step] for three or more at equal steps."""
     if len(given) < 3:
         return list(given)
     short: list[int | list[int]] = []
@@ -258,13 +248,9 @@ def fold(given: Sequence[int]) -> list[int | list[int]]:
 
 
 def expand(short: Iterable[int | list[int]]) -> list[int]:
-    """The inverse of ``fold``."""
-    return [position for item in short for position in _expanded(item)]
-
-
-def _expanded(item: int | list[int]) -> Iterator[int]:
-    if isinstance(item, int):
-        yield item
-    else:
-        first, last, step = item
-        yield from range(first, last + (1 if step > 0 else -1), step)
+    """Return the positions of a short form."""
+    positions: list[int] = []
+    for item in short:
+        first, last, step = (item, item, 1) if isinstance(item, int) else item
+        positions += range(first, last + (1 if step > 0 else -1), step)
+    return positions

@@ -1,4 +1,4 @@
-"""The ledger of the center: what each worker's incarnations have sent, and what became of it."""
+"""The ledger of the center: counts of commits, and the incarnation and speed of each worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paragrad.types import Commit
 
 @dataclass
 class Counts:
-    """Totals of what has happened at the center."""
+    """Totals of a run at the center."""
 
     commits: int = 0
     refused: int = 0
@@ -20,30 +20,30 @@ class Counts:
 
 
 class Ledger:
-    """Counts commits and workers. The last applied sequence of each worker is not here: it changes with the center's value."""
+    """Counts per worker. The last applied sequence number is in ``State`` instead: it changes with the center's value."""
 
     def __init__(self, workers: int) -> None:
         self.counts = Counts()
         self.arrivals = 0
-        """Commits that have come in, and workers that have joined or left."""
+        """Number of commits received plus number of workers that joined or left."""
         self.speeds = [0.0] * workers
-        """Local steps per second of each worker, 0 where none has been seen."""
+        """Local steps per second of each worker, 0 before its first commit."""
         self.commits = [0] * workers
-        """Commits applied of each worker, for bounds on staleness."""
+        """Applied commits per worker, for bounds on staleness."""
         self.incarnations = [0] * workers
         self.refusals = [0] * workers
-        """Commits of each worker that were refused in a row."""
+        """Consecutive refused commits per worker."""
         self.rejected = [0] * workers
-        """Sequence of the last commit of each worker's present incarnation that was dropped or refused."""
+        """Sequence of the last dropped or refused commit of each worker's present incarnation."""
 
     def joins(self, worker: int, incarnation: int, least: int) -> None:
-        """Note a worker that joins; ``least``: as many commits count as made, so that it holds nobody back."""
+        """Register a worker that joins. It counts as having made ``least`` commits, so that no worker waits for it."""
         self.incarnations[worker] = max(incarnation, self.incarnations[worker])
         self.rejected[worker] = 0
         self.commits[worker] = max(self.commits[worker], least)
 
     def is_replaced(self, commit: Commit) -> bool:
-        """Return whether another worker has taken the rank of this commit's worker."""
+        """Return whether a newer incarnation has replaced the commit's worker."""
         return commit.incarnation < self.incarnations[commit.worker]
 
     def is_rejected(self, commit: Commit) -> bool:
@@ -51,7 +51,7 @@ class Ledger:
         return commit.sequence <= self.rejected[commit.worker]
 
     def applied(self, commit: Commit) -> None:
-        """Count a commit that was applied."""
+        """Count an applied commit."""
         worker = commit.worker
         self.refusals[worker] = 0
         if commit.seconds > 0:
@@ -64,7 +64,7 @@ class Ledger:
         self.counts.rows += commit.rows
 
     def refused(self, worker: int) -> int:
-        """Count a commit that is not finite; return how many there were in a row."""
+        """Count a commit that is not finite. Return the number of consecutive ones of this worker."""
         self.counts.refused += 1
         self.refusals[worker] += 1
         return self.refusals[worker]

@@ -12,14 +12,14 @@ from paragrad.errors import UsageError
 from paragrad.types import Reply, Vector, WorkerState
 
 OPTIMIZER, SLOT, COUNTERS = "optimizer.", "slot.", "counters"
-"""Names in a worker's state: what begins with the first is the learner's, with the second the scheme's."""
+"""Names in a worker's state: prefix of the learner's tensors, prefix of the scheme's slots, and the counters."""
 
 MEASURED = 5
-"""Local steps between two measurements of the gradient's length, at least."""
+"""Smallest number of local steps between two measurements of the gradient's norm."""
 
 
 class Slots(MutableMapping[str, Vector]):
-    """Named vectors of fixed length: assignment copies into place, so that what holds them never moves."""
+    """Named vectors of fixed length. Assignment copies the values: the memory of a slot never changes."""
 
     def __init__(self, vectors: dict[str, Vector]) -> None:
         self._vectors = vectors
@@ -30,7 +30,7 @@ class Slots(MutableMapping[str, Vector]):
         except KeyError:
             known = ", ".join(map(repr, self._vectors)) or "none"
             raise UsageError(
-                f"The scheme uses the slot {name!r}, but has declared {known}: name it in center_slots or worker_slots."
+                f"The scheme uses the slot {name!r}, but has declared {known}: add it to center_slots or worker_slots."
             ) from None
 
     def __setitem__(self, name: str, value: Vector) -> None:
@@ -46,22 +46,18 @@ class Slots(MutableMapping[str, Vector]):
     def __len__(self) -> int:
         return len(self._vectors)
 
-    def narrow(self, lo: int, hi: int) -> Slots:
-        """The same slots, elements lo to hi."""
-        return Slots({name: vector[lo:hi] for name, vector in self._vectors.items()})
-
 
 class Replica:
-    """``me`` in a scheme. Anchor, adopted weights and last seen center are three different things.
+    """``me`` in a scheme. The anchor, the adopted weights and the last received center are three different vectors.
 
-    ``local``   the weights now (assignment copies into the model)
-    ``anchor``  what this window began from
-    ``center``  the center as last seen
-    ``at_send`` the weights when the last commit left, where a window was computed since; else None
+    ``local``   the current weights (assignment copies into the model)
+    ``anchor``  the weights at the beginning of this window
+    ``center``  the center as last received
+    ``at_send`` the weights when the last commit left, if a window was computed since; otherwise None
     ``sent``    the value of the last commit, as the center decodes it
-    ``steps``   local steps of this window so far; ``total``: of this worker's life
-    ``moved``   length of the last local step; ``busy``: whether the center had a queue then (both only
-                for schemes with ``go_on``)
+    ``steps``   local steps in this window so far; ``total``: in this worker's life
+    ``moved``   length of the last local step; ``busy``: True if the center had a queue then (both only for schemes
+                with ``go_on``)
     """
 
     def __init__(
@@ -81,27 +77,27 @@ class Replica:
         self.total = 0
         self.commits = 0
         self.adopted = 0
-        """The clock of the center that was adopted last."""
+        """Clock of the center that the worker adopted last."""
         self.progress = 0.0
-        """Share of the run's mini-batches that the center had applied, as the worker last heard."""
+        """Share of the run's mini-batches that the center had applied, according to the last reply."""
         self.ahead = 0
-        """Steps that the worker has made and that are not in it."""
+        """Steps of this worker that ``progress`` does not include."""
         self.pulled: int | None = None
-        """The clock of the center that was pulled just before the last commit; None where the scheme does not ask for it."""
+        """Clock of the center that was pulled just before the last commit; None if the scheme does not pull then."""
         self.by_reference = False
-        """The center can read ``local`` and ``anchor`` itself: the difference is left to it."""
+        """True if the center reads ``local`` and ``anchor`` itself and computes the difference."""
         self.untrained = Untrained(weights.new_empty(0), torch.empty(0, dtype=torch.int64))
-        """The model's state beside its weights."""
+        """The model's state besides its weights."""
         self.feedback: Feedback | None = None
-        """What codes this worker's commits, and keeps what that leaves out; None: they are sent as they are."""
+        """Codes this worker's commits and keeps the residual; None: commits are sent uncoded."""
         self.lr = 0.0
         self.moved = 0.0
         self.busy = False
         self.unmeasured = MEASURED
-        """Steps since the gradient was last measured, for the record."""
+        """Steps since the last measurement of the gradient's norm, for the record."""
 
     def measures(self, steps: int) -> bool:
-        """Whether the gradient is measured after so many further steps: a pass over memory, and so not after each."""
+        """Return whether to measure the gradient after this many further steps: each time costs a pass over memory."""
         self.unmeasured += steps
         if self.unmeasured < MEASURED:
             return False
@@ -110,7 +106,7 @@ class Replica:
 
     @property
     def local(self) -> Vector:
-        """The worker's weights, live."""
+        """The worker's current weights."""
         return self._local
 
     @local.setter
@@ -124,26 +120,28 @@ class Replica:
         return self._out
 
     def movement(self) -> Vector:
-        """``local - anchor``, written straight into the outgoing commit."""
+        """Return ``local - anchor``, written directly into the outgoing commit."""
         if self.by_reference:
             return self._local
         return kernels.subtract(self._out, self._local, self.anchor)
 
     def move(self, out: Vector | None) -> None:
-        """Commits are laid out elsewhere from now on; None: where they are, in memory of this worker's own."""
+        """Write commits into this vector from now on; None: continue with the present memory."""
         if out is not None:
             self._out = out
 
     def begin_again(self, center: Vector, version: int) -> None:
-        """Take the center as it is: at the start, and after a commit that was refused or dropped."""
+        """Adopt the center as it is: at the start, and after a rejected commit."""
         self.local = center
         self.anchor = self.center = center
         self.version = self.adopted = version
         self.at_send = None
 
     def state(self, vectors: Iterable[str], optimizer: WorkerState) -> dict[str, torch.Tensor]:
-        """Copies of what another worker in this place needs to go on, taken when a commit leaves: ``vectors`` are attributes
-        that ``adopt`` reads, ``optimizer`` is the learner's state."""
+        """Return copies of everything a replacement needs to continue from the commit that leaves now.
+
+        ``vectors`` are attributes that ``adopt`` reads, ``optimizer`` is the learner's state.
+        """
         named = {OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
         named |= {SLOT + name: slot for name, slot in self.slots.items()}
         named |= {name: vector for name in vectors if (vector := getattr(self, name)) is not None}
@@ -154,7 +152,7 @@ class Replica:
         return {**copies, COUNTERS: torch.tensor(counters, dtype=torch.float64)}
 
     def load(self, state: WorkerState) -> dict[str, torch.Tensor]:
-        """The inverse; returns what is the learner's."""
+        """Continue from a state that ``state`` returned. Return the learner's part of it."""
         for name in self.slots:
             self.slots[name] = state[SLOT + name]
         if "local" in state:
@@ -170,7 +168,7 @@ class Replica:
 
 
 class Untrained:
-    """A worker's state beside its weights (batch-norm's averages, counters): what happens to it in flight is carried too."""
+    """A worker's state besides its weights (batch-norm averages, counters), with its changes while a commit is in flight."""
 
     def __init__(self, buffers: Vector, integers: Vector) -> None:
         self.buffers = buffers
@@ -178,23 +176,23 @@ class Untrained:
         self._at_send = (buffers, integers)
 
     def sent(self) -> None:
-        """A commit has left with the state as it is; its worker may go on."""
+        """Remember the state that a commit has left with, because the worker continues from it."""
         self._at_send = (self.buffers.clone(), self.integers.clone())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What was sent with the commit that leaves, where there is any."""
+        """Return the vectors that are not empty."""
         named = {"buffers": self.buffers, "integers": self.integers}
         return {name: vector for name, vector in named.items() if vector.numel()}
 
     def load(self, state: WorkerState) -> None:
-        """The inverse: be as when that commit left."""
+        """Continue from a state that ``state`` returned when a commit left."""
         for name, vector in self.state().items():
             if name in state:
                 vector.copy_(state[name])
         self.sent()
 
     def adopt(self, me: Replica, reply: Reply) -> None:
-        """Take the center's, and what was added to one's own since the commit left."""
+        """Adopt the center's state, plus this worker's changes since its commit left."""
         for mine, given, then in zip(
             (self.buffers, self.integers), (reply.buffers, reply.integers), self._at_send, strict=True
         ):

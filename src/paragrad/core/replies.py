@@ -1,4 +1,4 @@
-"""The replies that the center owes its workers: who waits, who is given what to do next, what was given last."""
+"""The replies that the center owes its workers, and the last reply to each."""
 
 from __future__ import annotations
 
@@ -15,71 +15,67 @@ if TYPE_CHECKING:
 
 
 class Replies:
-    """Owed replies. A reply is released with the lease of the worker's next window."""
+    """Replies that are owed. Each is released together with the lease of the worker's next window."""
 
     def __init__(self, center: Center, workers: int) -> None:
         scheme = center.scheme
         self._center = center
-        # Declarations of the scheme are needed at every commit: a plain attribute takes a tenth of the time.
+        # Read at every commit: a plain attribute takes a tenth of the time of the scheme's declaration.
         self._overlap = bool(scheme.overlap)
         self._aligned = scheme.held and center.round.gathers
         self._bounded = scheme.bound is not None
         self._may_differ = type(scheme).steps is not Scheme.steps
         self.owed: dict[int, OwedReply] = {}
         self.resting: dict[int, OwedReply] = {}
-        """Owed to workers for which there is nothing to do, unless another worker leaves rows behind."""
+        """Owed to workers that have no mini-batches, unless another worker leaves and its rows become free."""
         self.given: list[OwedReply | None] = [None] * workers
-        """The last reply to each worker, should it ask again."""
-        self._looked_ahead = [False] * workers
-        """With overlap: whether a worker was given, with its window of a round, that of the next, which may be none."""
+        """The last reply to each worker, in case it asks again."""
+        self.looked_ahead = [False] * workers
+        """With overlap, per worker: True if its last reply leased the windows of two rounds; the second may be empty."""
         self._sitting_at_restore: set[int] = set()
 
-    # -- what is owed ---------------------------------------------------------------------------------------
-
     def joins(self, worker: int, incarnation: int, *, own: bool) -> None:
-        """Owe a newcomer its first reply."""
+        """Owe a joining worker its first reply."""
         clock, before = self._center.clock, self.owed.get(worker)
-        self._looked_ahead[worker] = False
+        self.looked_ahead[worker] = False
         sits_out = worker in self._sitting_at_restore or (before is not None and before.sits_out == clock)
         self._sitting_at_restore.discard(worker)
         owed = self.owed[worker] = OwedReply(sequence=-1 - incarnation, own=own, version=clock)
         if sits_out:
-            # Its predecessor had nothing to do in this round: neither has it, or it would bring rows of the next.
+            # Its predecessor had no mini-batches in this round. It gets none either, or it would commit rows of the next round.
             owed.sits_out = clock
 
     def leaves(self, worker: int) -> None:
-        """Owe nothing to a worker that is gone; what it leaves behind may be for those that sit the round out."""
+        """Drop the reply to a worker that left. Workers without mini-batches in this round may get its rows."""
         self.owed.pop(worker, None)
         for owed in self.owed.values():
             owed.sits_out = None
 
     def rejects(self, commit: Commit) -> None:
-        """Owe a worker the center to begin again from."""
-        self._looked_ahead[commit.worker] = False
+        """Owe a worker whose commit was rejected the center to begin again from."""
+        self.looked_ahead[commit.worker] = False
         self.owed[commit.worker] = OwedReply(commit.sequence, own=False, version=self._center.clock, applied=False)
 
     def applied(self, worker: int) -> None:
-        """Set the version of a held reply: the commit it answers was applied."""
+        """Set the version of an owed reply after its commit was applied."""
         center, owed = self._center, self.owed.get(worker)
         if owed is not None:
-            # A newcomer that took a lost worker's rank begins from the center, whatever the reply was.
+            # A worker that has just replaced a lost one begins from the center.
             owed.own = bool(center.answers) and owed.sequence >= 0
             owed.placed = owed.own and bool(center.homes)
             owed.version = center.clock
 
     def wake(self) -> None:
-        """Look again after workers that rest: rows were left behind, or none are left at all."""
+        """Owe the resting workers their replies again: rows became free, or none are left at all."""
         self.owed |= self.resting
         self.resting.clear()
 
     def sitting(self) -> list[int]:
-        """Return the workers that sit the present round out."""
+        """Return the workers without mini-batches in the present round."""
         return [worker for worker, owed in self.owed.items() if owed.sits_out == self._center.clock]
 
-    # -- what is released -----------------------------------------------------------------------------------
-
     def release(self) -> tuple[list[Reply], list[int]]:
-        """Return every reply that need not wait any longer, and the workers that are done with it."""
+        """Return the replies that are due, and the workers that end with them."""
         center = self._center
         replies: list[Reply] = []
         done: list[int] = []
@@ -95,7 +91,7 @@ class Replies:
             ahead = leases.count(worker) - center.round.count(worker)
             batches = self._take(worker, steps, ahead)
             if not batches and not ahead and leases.used < leases.total:
-                # Nothing for it now. In a round it sits out; else it stays, for rows that another may leave behind.
+                # No mini-batches now. In rounds, the worker skips this one; otherwise it stays, in case rows become free.
                 if self._aligned:
                     self.owed[worker].sits_out = clock
                 else:
@@ -108,7 +104,7 @@ class Replies:
         return replies, done
 
     def let_sitting_work(self) -> bool:
-        """Let workers that sit a round out work, where nobody is left whose round it could be; return whether there are any."""
+        """Let workers that skip a round work if no other worker has mini-batches in it. Return whether there are any."""
         center = self._center
         sitting = [o for w, o in self.owed.items() if o.sits_out == center.clock and center.leases.remain(w)]
         if not sitting or any(center.leases.held(worker) for worker in center.live):
@@ -118,34 +114,34 @@ class Replies:
         return True
 
     def again(self, commit: Commit) -> list[Reply]:
-        """Answer a repeated commit: its reply is on the way, or is given again with the leases that went with it."""
+        """Answer a repeated commit: return its last reply with the same leases, or nothing if the reply is still owed."""
         center, worker, given = self._center, commit.worker, self.given[commit.worker]
         if worker in self.owed or worker in self.resting or (given is not None and given.sequence != commit.sequence):
             return []
         waiting = center.round.batches(worker)
         held = tuple(position for position in center.leases.held(worker) if position not in waiting)
-        # The first reply may still arrive: where the center keeps what it gave, it gives the same. One that was restored
-        # since does not know when that was.
+        # The first reply may still arrive, so the center repeats it if it keeps its answers. After a restore from a
+        # checkpoint it does not know which reply that was.
         again = bool(center.answers) and given is not None
         owed = given or OwedReply(commit.sequence, own=center.scheme.answers == "own", version=center.clock)
         return [self._reply(worker, owed, batches=held, steps=self.steps(worker), again=again)]
 
     def _take(self, worker: int, steps: int, ahead: int) -> Batches:
-        """Lease a worker's next window; with overlap, the one after it too."""
+        """Lease a worker's next window; with overlap, also the one after it."""
         leases = self._center.leases
         if not self._overlap:
             return leases.take(worker, max(0, steps - ahead), aligned=self._aligned)
         if not self._aligned:
             return leases.take(worker, max(0, 2 * steps - ahead))
-        # In rounds places count: a window of none, at the end of an epoch, is one that the worker sits out.
-        looked, self._looked_ahead[worker] = self._looked_ahead[worker], True
+        # With rounds, an empty window at the end of an epoch counts: the worker skips that round.
+        looked, self.looked_ahead[worker] = self.looked_ahead[worker], True
         if looked and not ahead:
-            self._looked_ahead[worker] = False
+            self.looked_ahead[worker] = False
             return ()
         return leases.take(worker, steps if looked else 2 * steps, aligned=True)
 
     def steps(self, worker: int) -> int:
-        """Return the length of a worker's next window; 0: it waits."""
+        """Return the length of a worker's next window; 0: the worker waits."""
         scheme = self._center.scheme
         return min(scheme.steps(self._view(), worker), scheme.window) if self._may_differ else scheme.window
 
@@ -159,14 +155,14 @@ class Replies:
         if answers and not own:
             answers[worker].copy_(state.value)
             if center.scheme.answers == "own":
-                center.private.keep(worker, None)  # which is of no use without the reply that it belongs to
+                center.private.keep(worker, None)  # it is useless without the reply that it belongs to
             if center.remote is not None:
                 center.remote.hand(worker)
         version = owed.version if own else state.clock
         last = max([state.last(worker), *(commit.sequence for commit in center.round.of(worker))])
         progress = center.progress if owed.progress is None else owed.progress
         placed = own and owed.placed
-        # What was owed is what was given, but for the weights: where it is asked for again, it must be taken from the row.
+        # Kept to repeat the reply; ``placed`` is then False, because only the row of answers still has the value.
         owed.own, owed.version, owed.placed, owed.sits_out, owed.progress = own, version, False, None, progress
         self.given[worker] = owed
         joins = owed.sequence < 0
@@ -188,23 +184,11 @@ class Replies:
             state=center.private.restored.get(worker) if joins else None,
         )
 
-    # -- durable state --------------------------------------------------------------------------------------
-
-    def presence(self) -> dict[str, object]:
-        """Return what is owed and was given, for ``Presence``. Workers of commits that wait in a round send them again."""
-        waiting = self._center.round.blocked
-        return {
-            "owed": {worker: owed for worker, owed in self.owed.items() if worker not in waiting},
-            "resting": dict(self.resting),
-            "given": list(self.given),
-            "looked_ahead": list(self._looked_ahead),
-        }
-
     def restore(self, presence: Presence | None, sitting: list[int]) -> None:
         """Continue from a snapshot."""
         if presence is None:
             self._sitting_at_restore = set(sitting)
             return
         self.owed, self.resting, self.given = dict(presence.owed), dict(presence.resting), list(presence.given)
-        self._looked_ahead = list(presence.looked_ahead)
+        self.looked_ahead = list(presence.looked_ahead)
         self._sitting_at_restore = set()

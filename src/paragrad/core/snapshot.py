@@ -1,4 +1,4 @@
-"""A snapshot of the center: all that a run needs to continue. It is what checkpoints and durable state hold."""
+"""A snapshot of the center: everything a run needs to continue. Checkpoints and durable state hold one."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import torch
 from paragrad.types import Vector, WorkerState
 
 SLOT, ANSWER, OPTIMIZER, RESIDUAL, WORKER = "slot.", "answer.", "optimizer.", "residual.", "worker."
-"""Prefixes of tensors in a file."""
+"""Prefixes of tensor names in a file."""
 
 
 @dataclass(slots=True)
 class OwedReply:
-    """A reply that is owed to a worker, or was given."""
+    """A reply that the center owes a worker, or gave last."""
 
     sequence: int
-    """Of the commit; below 0: of joining."""
+    """Sequence of the commit, or a negative number for a worker that joins."""
     own: bool
-    """Whether the reply is in the worker's own row; otherwise the center is copied there first."""
+    """True if the reply is in the worker's row of answers; otherwise the center's value is copied there first."""
     version: int
     applied: bool = True
     placed: bool = False
     sits_out: int | None = None
-    """Clock of a round that has nothing for this worker."""
+    """Clock of a round that has no mini-batches for this worker."""
     progress: float | None = None
-    """Progress of the run that a reply stated which is given again: the same is stated."""
+    """Progress of the run in the reply when it was first given; a repeated reply states the same."""
 
 
 @dataclass
 class Presence:
-    """Who is present and is owed what: what a center that is restarted from memory knows besides."""
+    """Live workers and the replies owed to them: known after a restart from memory, but not from a checkpoint."""
 
     live: list[int]
     incarnations: list[int]
@@ -44,12 +44,12 @@ class Presence:
     given: list[OwedReply | None]
     looked_ahead: list[bool]
     gone_on: list[tuple[int, tuple[int, ...]]]
-    """Workers that went on while their commits waited in a round, and the mini-batches of these: they are done again."""
+    """Workers that continued while their commits waited in a round, with the mini-batches to train again."""
     forgotten: list[int]
-    """Arrivals of the commits that waited in a round."""
+    """Arrival numbers of the commits that waited in a round."""
 
     def plain(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+        """Return the fields in types that JSON has."""
         found = _shallow(self)
         for name in ("owed", "resting"):
             found[name] = {str(worker): asdict(owed) for worker, owed in found[name].items()}
@@ -57,7 +57,7 @@ class Presence:
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Presence:
-        """The inverse of ``plain``."""
+        """Return the presence that ``plain`` returned."""
         found = dict(plain)
         for name in ("owed", "resting"):
             found[name] = {int(worker): OwedReply(**owed) for worker, owed in plain[name].items()}
@@ -79,24 +79,24 @@ class CenterNumbers:
     commits: list[int]
     speeds: list[float]
     sitting: list[int]
-    """Workers for which the round has nothing."""
+    """Workers for which the round has no mini-batches."""
     presence: Presence | None = None
-    """Only in durable state: a checkpoint is continued by workers that join anew."""
+    """Only in durable state: workers that continue a checkpoint join anew."""
 
     def plain(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+        """Return the fields in types that JSON has."""
         return _shallow(self) | {"presence": None if self.presence is None else self.presence.plain()}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> CenterNumbers:
-        """The inverse of ``plain``."""
+        """Return the numbers that ``plain`` returned."""
         presence = plain.get("presence")
         return cls(**{**plain, "presence": None if presence is None else Presence.read(presence)})
 
 
 @dataclass
 class CenterSnapshot:
-    """The center at one update. Commits that wait in a round are not in it."""
+    """The center at one update, without the commits that wait in a round."""
 
     numbers: CenterNumbers
     value: Vector
@@ -107,14 +107,14 @@ class CenterSnapshot:
     answers: dict[int, Vector] = field(default_factory=dict)
     """Last reply per worker, for schemes that need it."""
     optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
-    """State of the optimiser that the center holds."""
+    """State of the center's optimiser."""
     residuals: dict[int, Vector] = field(default_factory=dict)
-    """What a codec has left out of the applied commits, per worker."""
+    """Part of the applied commits that a codec left out, per worker."""
     workers: dict[int, WorkerState] = field(default_factory=dict)
     """Private state of each worker at its last applied commit."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by the names that they have in a file."""
+        """Return all tensors by their names in a file."""
         named = {"value": self.value, "buffers": self.buffers, "integers": self.integers}
         named |= {f"{SLOT}{name}": tensor for name, tensor in self.slots.items()}
         named |= {f"{ANSWER}{worker}": tensor for worker, tensor in self.answers.items()}
@@ -125,7 +125,7 @@ class CenterSnapshot:
 
     @classmethod
     def read(cls, tensors: Mapping[str, torch.Tensor], numbers: CenterNumbers) -> CenterSnapshot:
-        """The inverse of ``tensors``; further tensors of a file are left aside."""
+        """Read a snapshot from named tensors; names without a known prefix are ignored."""
         workers: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in _with_prefix(tensors, WORKER).items():
             worker, _, inner = name.partition(".")
@@ -144,7 +144,7 @@ class CenterSnapshot:
 
 
 def _shallow(thing: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass; ``asdict`` would copy every number, and this is done at each commit over a network."""
+    # ``asdict`` would copy every number, and over a network this runs at each commit.
     return {one.name: getattr(thing, one.name) for one in fields(thing)}
 
 

@@ -1,4 +1,4 @@
-"""The center's state in two buffers and a flip: whoever reads it, whenever its writer is killed, finds one whole state."""
+"""The center's state in two buffers and a flip: readers find a consistent state even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paragrad.core.snapshot import CenterSnapshot
 from paragrad.types import Commit, Vector
 
 Allocate: TypeAlias = Callable[[str, int, torch.dtype], Vector]
-"""(name, length, dtype) -> zeros; an engine gives shared memory here."""
+"""Called with name, length and dtype; returns zeros. Engines pass a function that returns shared memory."""
 
 
 def private(name: str, length: int, dtype: torch.dtype) -> Vector:
-    """Ordinary memory of this process."""
+    """Allocate memory of this process."""
     return torch.zeros(length, dtype=dtype)
 
 
@@ -31,18 +31,18 @@ class State:
     integers: Vector
     slots: dict[str, Vector]
     numbers: npt.NDArray[np.int64]
-    """The clock, then the last applied sequence of each worker: for those who share this memory."""
+    """The clock, then the last applied sequence of each worker; other processes may read them."""
     clock: int = 0
     """Updates applied so far."""
     movers: dict[int, Callable[[float], bool]] = field(default_factory=dict)
-    """How each worker's movement is added to the other buffer and written here, where the center has the weights themselves."""
+    """Function per worker that adds its movement to the other buffer and writes the result here; see ``Center.homes``."""
 
     def last(self, worker: int) -> int:
-        """The sequence of the worker's last applied commit."""
+        """Return the sequence of the worker's last applied commit."""
         return self.numbers.item(1 + worker)
 
     def load(self, snapshot: CenterSnapshot) -> None:
-        """Continue from a snapshot."""
+        """Copy a snapshot into this buffer."""
         self.value.copy_(snapshot.value)
         self.buffers.copy_(snapshot.buffers)
         self.integers.copy_(snapshot.integers)
@@ -53,7 +53,7 @@ class State:
 
 
 class TwoBuffers:
-    """The state that is read, and the one that is written next. ``control`` counts the flips, and announces a write."""
+    """The current state and the spare one, which is written next. ``control`` counts the flips and announces a write."""
 
     def __init__(
         self,
@@ -66,13 +66,15 @@ class TwoBuffers:
         aliased: bool,
         allocate: Allocate,
     ) -> None:
-        # Numbers are looked at all the time: NumPy's view of the same memory does that ten times as fast as torch's.
+        buffers = start.new_empty(0) if buffers is None else buffers
+        integers = torch.empty(0, dtype=torch.int64) if integers is None else integers
+        # Single numbers are read often: through a NumPy view that is ten times as fast as through torch.
         self.control = allocate("control", 2, torch.int64).numpy()
         self.both = [
             State(
                 value=allocate(f"value{i}", start.numel(), start.dtype),
-                buffers=allocate(f"buffers{i}", 0 if buffers is None else buffers.numel(), start.dtype),
-                integers=allocate(f"integers{i}", 0 if integers is None else integers.numel(), torch.int64),
+                buffers=allocate(f"buffers{i}", buffers.numel(), start.dtype),
+                integers=allocate(f"integers{i}", integers.numel(), torch.int64),
                 slots={name: allocate(f"{name}{i}", start.numel(), start.dtype) for name in slots},
                 numbers=allocate(f"numbers{i}", 1 + workers, torch.int64).numpy(),
             )
@@ -80,25 +82,23 @@ class TwoBuffers:
         ]
         for state in self.both:
             state.value.copy_(start)
-            if buffers is not None:
-                state.buffers.copy_(buffers)
-            if integers is not None:
-                state.integers.copy_(integers)
+            state.buffers.copy_(buffers)
+            state.integers.copy_(integers)
         if aliased:
             self.both[1].value = self.both[0].value
         self.now = self.both[0]
-        """The state that is read."""
+        """The current state."""
         self._flips = self.control.item(0)
         self._last: list[tuple[int, int]] = []
-        """Worker and sequence of the last flip's commits: all that the spare's numbers lack."""
+        """Worker and sequence of the last flip's commits, which the spare's numbers do not have yet."""
 
     def begin(self) -> tuple[State, State]:
-        """The state now, and the spare one to write the next into: from here on a reader of the spare must try again."""
+        """Return the current state and the spare one to write to. From now on, readers of the spare must retry."""
         self.control[1] = self._flips + 2
         return self.now, self._spare
 
     def flip(self, commits: Sequence[Commit]) -> None:
-        """The spare, its value and slots written, becomes the state that is read: one number is moved."""
+        """Make the spare, whose value and slots are written, the current state: one number changes."""
         spare = self._spare
         numbers, now = spare.numbers, [(commit.worker, commit.sequence) for commit in commits]
         for worker, sequence in self._last + now:
@@ -116,7 +116,7 @@ class TwoBuffers:
         self._last = []
 
     def take_up(self) -> None:
-        """Go on from what the memory holds by now: it was copied from another's."""
+        """Continue from the present contents of the memory, which were copied from another center."""
         self._flips = self.control.item(0)
         self.now = self.both[self._flips & 1]
         for state in self.both:

@@ -1,4 +1,4 @@
-"""One update of the center: what a round of commits makes of its next state."""
+"""One update of the center: computes the next state from a round of commits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from paragrad.core.center import Center
 
 BLOCK = 131_072
-"""Elements that an element-wise scheme is run on at a time: a few such blocks fit a core's cache."""
+"""Elements per block for element-wise schemes: a few such blocks fit into a core's cache."""
 
 
 def write(center: Center, now: State, spare: State, commits: list[Commit]) -> bool:
-    """Write the next state into the spare, and the workers' answers; False where it is not finite."""
+    """Write the next state into the spare buffer, and the workers' answers. Return False if it is not finite."""
     if center.homes:
         sound = _move(center, now, spare, commits[0])
     elif is_shared(center.scheme):
-        _look_at_shared(center, now, commits)
+        _check_shared(center, now, commits)
         sound = True
     else:
         sound = _apply(center, now, spare, commits)
@@ -37,25 +37,25 @@ def write(center: Center, now: State, spare: State, commits: list[Commit]) -> bo
 
 
 def in_blocks(center: Center) -> bool:
-    """Whether ``apply`` is run block by block: not where it may step, since a step of the optimiser is one for the vector."""
+    """Return whether ``apply`` runs block by block. It does not if it may step: an optimiser steps on the whole vector."""
     return center.scheme.elementwise and (center.optimizer is None or center.scheme.plain_sgd)
 
 
-def _look_at_shared(center: Center, now: State, commits: list[Commit]) -> None:
-    """What workers wrote into shared weights is there already: where it is not finite, there is nothing left to save.
+def _check_shared(center: Center, now: State, commits: list[Commit]) -> None:
+    """Raise if the weights that workers share are not finite: the workers wrote into them, so no finite copy is left.
 
-    It is looked at when a loss tells that something is wrong, and before the last commit counts.
+    They are checked if a loss is not finite, and before the last commit counts.
     """
     last = center.leases.used + sum(len(commit.batches) for commit in commits) >= center.leases.total
     if (last or not all(math.isfinite(commit.loss) for commit in commits)) and not kernels.finite(now.value):
         raise Diverged(
             f"Training diverged: at update {now.clock} the weights that the workers share are not finite. Lower the learning "
-            f"rate, or choose a scheme that can refuse a commit (agn) instead of {name_of(center.scheme)}."
+            f"rate, or use a scheme that can refuse a commit (agn) instead of {name_of(center.scheme)}."
         )
 
 
 def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> bool:
-    """The scheme's own ``apply``, on the whole vector or block by block."""
+    """Run the scheme's ``apply`` on the whole vector or block by block."""
     scheme = center.scheme
     lo, hi = center.part(commits[0].part)
     if (lo, hi) != (0, now.value.numel()):
@@ -79,14 +79,14 @@ def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> b
             if scheme.answers != "own" or len(answer) != len(commits):
                 raise UsageError(
                     f"{type(scheme).__name__}.apply returned {len(answer)} answers for {len(commits)} commits; it "
-                    'must return center.value, or, with answers = "own", one vector for each commit.'
+                    'must return center.value, or, with answers = "own", one vector per commit.'
                 )
             for commit, mine in zip(commits, answer, strict=True):
                 center.answers[commit.worker][start:stop].copy_(mine)
         elif not isinstance(answer, torch.Tensor):
             raise UsageError(f"{type(scheme).__name__}.apply returned {answer!r}; it must return center.value.")
         elif scheme.answers == "own":
-            raise UsageError(f'{type(scheme).__name__} says answers = "own", so apply must return a list, one for each commit.')
+            raise UsageError(f'{type(scheme).__name__}.answers is "own", so apply must return a list of one vector per commit.')
         elif center.answers and scheme.held and not view.twinned:
             for commit in commits:
                 center.answers[commit.worker][start:stop].copy_(spare.value[start:stop])
@@ -97,7 +97,7 @@ def _apply(center: Center, now: State, spare: State, commits: list[Commit]) -> b
 
 
 def _move(center: Center, now: State, spare: State, commit: Commit) -> bool:
-    """The whole exchange of a scaled movement in one pass over the worker's weights and its anchor."""
+    """Make the whole exchange of a scaled movement in one pass over the worker's weights and its anchor."""
     worker = commit.worker
     mover = spare.movers.get(worker)
     if mover is None:
@@ -109,7 +109,7 @@ def _average_buffers(center: Center, now: State, spare: State, commits: list[Com
     if now.buffers.numel():
         share = 1.0 / max(len(commits), len(center.live), 1)
         alone = commits[0].buffers if share == 1.0 else None
-        spare.buffers.copy_(now.buffers if alone is None else alone)  # the sum of a difference would be rounded
+        spare.buffers.copy_(now.buffers if alone is None else alone)  # adding a difference would round
         for commit in commits if alone is None else ():
             if commit.buffers is not None:
                 spare.buffers.add_(commit.buffers - now.buffers, alpha=share)

@@ -1,4 +1,4 @@
-"""The center's next state as a scheme sees it inside ``apply``: whole, or one block of it."""
+"""The center's next state as a scheme sees it inside ``apply``: the whole vector or one block."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class NotFinite(Exception):
-    """What was to be applied is not finite; nothing has been changed."""
+    """The mean of the commits is not finite; the center has not changed."""
 
 
 @dataclass
 class View:
-    """The center's next state as a scheme sees it, whole or one block of it (see ``types.CenterView``)."""
+    """Implements ``types.CenterView`` for elements ``lo`` to ``hi``."""
 
     center: Center
     now: State
@@ -32,7 +32,7 @@ class View:
     lo: int
     hi: int
     twin: Vector | None = field(default=None, init=False)
-    """The answer of a lone commit, written in the same pass as the value."""
+    """The answer to a single commit, written in the same pass as the value."""
     _written: int = field(default=-1, init=False)
     _touched: bool = field(default=False, init=False)
     _finite: bool = field(default=True, init=False)
@@ -85,9 +85,10 @@ class View:
     @property
     def slots(self) -> Slots:
         if self._slots is None:
-            for name, slot in self.spare.slots.items():
-                slot[self.lo : self.hi].copy_(self.now.slots[name][self.lo : self.hi])
-            self._slots = Slots(self.spare.slots).narrow(self.lo, self.hi)
+            mine = {name: slot[self.lo : self.hi] for name, slot in self.spare.slots.items()}
+            for name, slot in mine.items():
+                slot.copy_(self.now.slots[name][self.lo : self.hi])
+            self._slots = Slots(mine)
         return self._slots
 
     def add(self, vector: Vector, scale: float = 1.0) -> None:
@@ -123,26 +124,26 @@ class View:
 
     def step(self, gradient: Vector, scale: float = 1.0) -> None:
         if self.center.optimizer is None:
-            raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center was given no optimiser.")
+            raise UsageError(f"{type(self.center.scheme).__name__} steps at the center, but the center has no optimiser.")
         value = self.value
         self.center.stepped = True
-        self._written = -1  # the optimiser writes past torch's count of changes
+        self._written = -1  # the optimiser's writes do not change torch's version counter
         if isinstance(self.center.optimizer, Paced):
             self.center.optimizer.set_progress(self.center.progress)
         self.center.optimizer.step(value, gradient, scale)
 
     @property
     def twinned(self) -> bool:
-        """Whether the twin still equals the value: torch counts every change in place."""
+        """True if the twin still equals the value: torch counts every in-place change."""
         return self.twin is not None and self._written == self.spare.value._version
 
     @property
     def finite(self) -> bool:
-        """Whether the next value is finite: as seen in the pass that last wrote it, or else looked at now."""
+        """True if the next value is finite; checked again only if it changed after the pass that wrote it."""
         if self._written == self.spare.value._version:
             return self._finite
         return kernels.finite(self.spare.value[self.lo : self.hi])
 
     def settle(self) -> None:
-        """Carry over whatever the scheme did not touch."""
+        """Copy the value and the slots from the current state, if the scheme did not use them."""
         _ = self.value, self.slots

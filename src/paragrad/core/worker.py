@@ -1,4 +1,4 @@
-"""The worker's loop, with no I/O of its own: it asks for what it needs, and the engine's ports answer."""
+"""The worker's loop, without I/O: it yields requests, and the engine's ports answer them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paragrad.schemes.traits import is_shared, pull_every, pulls_before_commit, 
 from paragrad.types import Batches, Commit, Done, Paced, Reply, Vector, WorkerState
 
 DRAWN, DRAWN_WORKERS = 16, 64
-"""Parameters, and workers, up to which a model's path is kept in the record, to be drawn."""
+"""Largest numbers of parameters and of workers for which the record keeps the path of the run, to draw it."""
 
 
 class Wait:
@@ -34,19 +34,19 @@ WAIT = Wait()
 
 
 class Ports(ABC):
-    """How an engine answers what a worker's loop asks for. A method may return ``WAIT`` and the engine answer later."""
+    """An engine's answers to the requests of a worker's loop. A method may return ``WAIT``; the engine answers later."""
 
     @abstractmethod
     def window(self, request: Window) -> Done | Wait:
-        """Run local steps, or take a gradient, on the mini-batches of a window."""
+        """Run local steps, or compute a gradient, on the mini-batches of a window."""
 
     @abstractmethod
     def pull(self) -> Pulled | Wait:
-        """Read the center as it is now."""
+        """Read the current center."""
 
     @abstractmethod
     def send(self, commit: Commit) -> Wait | None:
-        """Send a commit, together with what belongs to the learner: buffers, and private state where it is wanted."""
+        """Send a commit, with the learner's buffers, and its private state if the engine wants it."""
 
     @abstractmethod
     def receive(self) -> Reply | Wait:
@@ -54,29 +54,29 @@ class Ports(ABC):
 
     @abstractmethod
     def scatter(self) -> None:
-        """Move the weights to a random point of this worker's own."""
+        """Move the weights to this worker's random starting point."""
 
     @abstractmethod
     def recover(self) -> None:
-        """Reset the local optimiser: the weights are not finite, and so its state is not either."""
+        """Reset the local optimiser: the weights are not finite, so its state may not be finite either."""
 
     @abstractmethod
     def restore(self, optimizer: WorkerState) -> None:
-        """Load the state of the local optimiser that belongs to the last applied commit of this rank."""
+        """Load the local optimiser's state after the last applied commit of this rank."""
 
     @abstractmethod
     def keep(self) -> None:
-        """Bring this worker's private state, unless its last commit did: that was applied, and no rows are left."""
+        """Send this worker's private state, unless its last commit did: it was applied, and no rows are left."""
 
 
 class Request(NamedTuple):
-    """What a worker's loop asks for: a port, and its argument if it takes one."""
+    """A request of a worker's loop: the name of a port, and its argument if it takes one."""
 
     port: str
     argument: Any = None
 
     def ask(self, ports: Ports) -> Any:
-        """Let the port answer."""
+        """Return the port's answer."""
         port = getattr(ports, self.port)
         return port() if self.argument is None else port(self.argument)
 
@@ -89,19 +89,19 @@ class Window(NamedTuple):
 
     batches: Batches
     anew: bool = True
-    """Begin from the replica's weights; False: continue from where the last piece ended."""
+    """Begin from the replica's weights; False: continue where the last piece ended."""
     progress: float = 0.0
-    """Share of the run's mini-batches that the center had applied, as the worker last heard."""
+    """Share of the run's mini-batches that the center had applied, according to the last reply."""
     ahead: int = 0
-    """Steps that the worker has made and that are not in it."""
+    """Steps of the worker that ``progress`` does not include."""
 
     def progress_at(self, step: int, positions: int) -> float:
-        """Return the share at a step of this piece, the worker's own steps since it heard included."""
+        """Return the progress at a step of this piece, with the worker's own steps since the last reply."""
         return min(1.0, (round(self.progress * positions) + self.ahead + step) / positions)
 
 
 def is_drawn(parameters: int, workers: int) -> bool:
-    """Whether a picture of a run's path could be drawn, so that the record keeps it."""
+    """Return whether a run is small enough to draw its path, so that the record keeps it."""
     return parameters <= DRAWN and workers <= DRAWN_WORKERS
 
 
@@ -117,16 +117,16 @@ Answer: TypeAlias = Reply | Done | Pulled | None
 
 
 class Driver:
-    """Drives one worker's loop: every request is answered by the engine's ports, in one place for all engines."""
+    """Drives one worker's loop: passes its requests to the engine's ports and sends back their answers."""
 
     def __init__(self, loop: Generator[Request, Answer, None], ports: Ports) -> None:
         self._loop = loop
         self._ports = ports
         self.request: Request | None = None
-        """What the worker asked for last; None once the loop has ended."""
+        """The worker's last request; None once the loop has ended."""
 
     def go_on(self, answer: Answer = None) -> bool:
-        """Run until an answer has to be waited for; return False once the loop has ended. ``answer``: what was waited for."""
+        """Run until a port returns ``WAIT``; return False once the loop has ended. ``answer`` is for the last request."""
         while True:
             try:
                 request = self.request = self._loop.send(answer)
@@ -140,20 +140,20 @@ class Driver:
 
 
 def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool = False) -> Generator[Request, Answer, None]:
-    """Pull; then again and again: a window of local steps, a commit, its answer."""
+    """Pull the center; then repeat: a window of local steps, a commit, its reply."""
     reply = yield JOIN
     assert isinstance(reply, Reply)
     me.begin_again(reply.value, reply.version)
     early, fetch, fresh, slotted = scheme.early is not None, pull_every(scheme), pulls_before_commit(scheme), bool(me.slots)
     drawn = is_drawn(me.local.numel(), me.workers) and not is_shared(scheme)
     measured = Odometer(reply.value) if distances and scheme.answers != "own" and not is_shared(scheme) else None
-    if starts_apart(scheme) and reply.last == 0:  # a replacement, or a resumed worker, begins from the center like any other
+    if starts_apart(scheme) and reply.last == 0:  # replacements and resumed workers begin from the center
         yield Request("scatter")
     if me.feedback is not None:
         me.feedback.begin(reply.residual)
     leased, last = list(reply.batches), reply.last
     window, used, pulls = Done(), list[int](), list[int]()
-    if reply.state is not None:  # as if this were the answer to the last commit that was made in this place
+    if reply.state is not None:  # the reply counts as that to the last commit of this rank
         yield Request("restore", me.load(reply.state))
         if scheme.overlap and leased:
             window, used = yield from _go_on(me, scheme, leased, reply.steps)
@@ -164,7 +164,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
         scheme.begin(me)
         began = tuple((me.anchor if used else me.local).tolist()) if drawn else None
         me.steps = window.steps
-        anew, whole = True, bool(used)  # what was computed in flight is a window, however short: it began from other weights
+        anew, whole = True, bool(used)  # a window that was computed in flight is not extended: it began from other weights
         while leased and not whole and window.steps < max(reply.steps, 1):
             count = 1 if early else reply.steps - window.steps
             if fetch is not None:
@@ -217,7 +217,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
                 me.feedback.settle()
             _adopt(me, scheme, reply, ahead=bool(used))
             if leased or used:
-                # An answer that is given again, after the first was lost, names all that the worker holds.
+                # A reply that is repeated, because the first was lost, names all leased mini-batches again.
                 leased += [position for position in reply.batches if position not in leased and position not in used]
             else:
                 leased += reply.batches
@@ -233,7 +233,7 @@ def work(scheme: Scheme, me: Replica, *, incarnation: int = 0, distances: bool =
 
 def _go_on(me: Replica, scheme: Scheme, leased: list[int], steps: int) -> Generator[Request, Answer, tuple[Done, list[int]]]:
     """Compute the next window, from the worker's own weights, while its commit is in flight."""
-    # A gradient moves nothing, so that there is nothing to tell apart later.
+    # A gradient does not move the weights, so there is no movement to separate later.
     me.at_send = me.local if scheme.ships == "gradient" else me.local.clone()
     taken = leased[: max(steps, 1)]
     done = yield Request("window", Window(tuple(taken), progress=me.progress, ahead=me.ahead))
@@ -245,29 +245,29 @@ def _go_on(me: Replica, scheme: Scheme, leased: list[int], steps: int) -> Genera
 
 
 def _adopt(me: Replica, scheme: Scheme, reply: Reply, *, ahead: bool) -> None:
-    """Take the answer to a commit that was applied; ``ahead``: the next window was computed meanwhile."""
+    """Adopt the reply to an applied commit; ``ahead``: the next window was computed while the commit was in flight."""
     me.commits += 1
     if scheme.adopt(me, reply) is not False:
-        # Who pulled before the commit has seen the center as it was then, and what itself added to it.
-        seen = reply.version if me.pulled is None else me.pulled + 1
-        # A window that was computed while the commit was in flight began from what was adopted before.
-        me.version, me.adopted = (me.adopted if ahead else seen), seen
+        # A worker that pulled before the commit knows the center of that clock, plus its own commit.
+        clock = reply.version if me.pulled is None else me.pulled + 1
+        # A window that was computed while the commit was in flight began from the center adopted before.
+        me.version, me.adopted = (me.adopted if ahead else clock), clock
 
 
 def another_optimizer(rank: int) -> str:
-    """What is said where a worker cannot go on from the state that there is for it."""
-    return f"Worker {rank} begins with a new optimiser state: that in the checkpoint is of another optimiser."
+    """Return the warning for a worker whose state in the checkpoint belongs to another optimiser."""
+    return f"Worker {rank} begins with a new optimiser state: the state in the checkpoint is of another optimiser."
 
 
 class Odometer:
-    """How far the center moves from what a window began from to its answer: staleness as a distance."""
+    """Distance that the center moves between the beginning of a window and its reply: staleness as a distance."""
 
     def __init__(self, center: Vector) -> None:
         self._began = self._last = center.clone()
         self.moved = math.nan
 
     def look(self, center: Vector, *, ahead: bool) -> None:
-        """Another answer; ``ahead``: the next window was begun before it."""
+        """Measure at a reply; ``ahead``: the next window began before it."""
         self.moved = float(torch.linalg.vector_norm(center - self._began))
         before, self._last = self._last, center.clone()
         self._began = before if ahead else self._last
@@ -281,7 +281,7 @@ def _pull(pulls: list[int]) -> Generator[Request, Answer, Pulled]:
 
 
 def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incarnation: int, sequence: int) -> Commit:
-    # In a round all commit the same fragment; alone, each worker its own next one.
+    # In a round, all workers commit the same fragment; without rounds, each commits its own next one.
     parts, sends = scheme.parts, scheme.sends
     part = 0 if parts == 1 else (me.version if scheme.quorum(me.workers) > 1 else me.commits) % parts
     vectors = torch.empty(0, dtype=me.local.dtype) if is_shared(scheme) else scheme.commit(me)
@@ -318,13 +318,13 @@ def _commit(scheme: Scheme, me: Replica, window: Done, used: list[int], *, incar
 
 
 def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, plan: Plan, request: Window) -> Done:
-    """Answer a ``Window`` with one learner: its local steps, or the mean gradient into ``me.gradient``."""
+    """Run a window with one learner: local steps, or the mean gradient into ``me.gradient``."""
     done = Done(lr=learner.lr)
     paced = learner if isinstance(learner, Paced) else None
     began = time.perf_counter()
     coarse = learner.spread() if request.anew or scheme.early else False
     if coarse and request.anew:
-        # The model holds the weights in a coarser type than the center: the window begins from what it holds.
+        # The model holds the weights in a coarser type than the center: the window begins from the rounded weights.
         if me.at_send is None:
             me.anchor = me.local.clone()
         else:
@@ -358,7 +358,7 @@ def run_window(scheme: Scheme, me: Replica, learner: Learner, source: Source, pl
 
 
 def progress_of(scheme: Scheme, request: Window, step: int, plan: Plan) -> float:
-    """The share of the run at a step of a window, for learning-rate schedules."""
-    if scheme.plain_sgd:  # its equation has one rate for all steps of a commit
+    """Return the progress of the run at a step of a window, for learning-rate schedules."""
+    if scheme.plain_sgd:  # its equation has one learning rate for all steps of a commit
         return request.progress
     return request.progress_at(step, plan.positions)

@@ -1,4 +1,4 @@
-"""What an engine is, to ``pg.train``: where workers run."""
+"""The interface of engines to ``pg.train``: an engine defines where workers run."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from paragrad.rundir.session import Session
 
 @runtime_checkable
 class Engine(Protocol):
-    """Where workers run."""
+    """Runs the workers and the center of a job."""
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """Number of workers."""
 
     def threads_for(self, learner: Learner) -> int:
-        """Threads that a worker's model computes with."""
+        """Return the number of threads of a worker's model."""
 
     def prepare(self) -> None:
-        """Begin to start what takes time."""
+        """Begin to start processes that take time to start."""
 
     def check(self, job: Job, learner: Learner) -> None:
-        """Raise where it cannot do what the job asks for; nothing has been written yet."""
+        """Raise if the engine cannot run the job; called before any file is written."""
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
-        """Train; return the center as it is in the end."""
+        """Train from the learner's weights, and return the center at the end."""
 
 
 @runtime_checkable
@@ -38,4 +38,4 @@ class Recalls(Protocol):
     """An engine whose center leaves its state in memory when it is killed."""
 
     def recall(self, directory: Path) -> Checkpoint | None:
-        """What it has left in this run directory."""
+        """Return the state that a killed center left for this run directory; None if there is none."""

@@ -1,4 +1,4 @@
-"""The local engine: worker processes and shared memory on one machine; this process alone applies commits."""
+"""The local engine: worker processes and shared memory on one machine; only this process applies commits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from paragrad.core.center import Center
 from paragrad.core.job import Job
@@ -19,7 +19,6 @@ from paragrad.engines.process import devices, forkserver
 from paragrad.engines.process.children import Child, kill_if_stopped
 from paragrad.engines.process.forkserver import Fd
 from paragrad.engines.process.segment import Segment
-from paragrad.engines.process.task import Role
 from paragrad.engines.rowfeed.shared_rows import allocate_rows
 from paragrad.engines.rowfeed.supervisor import RowFeed
 from paragrad.errors import UsageError
@@ -31,22 +30,22 @@ from paragrad.types import Commit, Reply, WorkerState
 
 @dataclass(frozen=True)
 class Local:
-    """Worker processes on one machine, exchanging through shared memory; a lost one is replaced.
+    """Worker processes on one machine that exchange through shared memory. A lost worker is replaced.
 
-    Choose it for any model on one machine: it needs nothing else.
+    Choose it for any model on one machine: it needs no setup.
     Not when one machine is not enough.
     """
 
     workers: int = 2
-    """How many worker processes."""
+    """Number of worker processes."""
     threads: int | None = None
-    """Threads of each worker; by default the cores that this process may use, shared out."""
+    """Threads per worker; by default the cores that this process may use are divided among the workers."""
     on_failure: Literal["raise", "replace"] = "raise"
-    """What a worker's exception does: end the run, or have the worker replaced as if it had been killed."""
+    """Reaction to a worker's exception: raise ends the run, replace starts a new worker, as for one that was killed."""
     replace_after: float = 5.0
-    """Seconds until others no longer wait for a lost worker, and until a stopped one is given up."""
+    """Seconds after which other workers no longer wait for a lost worker, and a stopped one is killed."""
     device: str = "cpu"
-    """Where the workers' models are; the center stays in main memory."""
+    """Device of the workers' models; the center stays in main memory."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -54,23 +53,23 @@ class Local:
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads={self.threads}, but a worker needs at least 1 thread.")
         if self.on_failure not in ("raise", "replace"):
-            raise UsageError(f"on_failure={self.on_failure!r}, but a failure can 'raise' or 'replace'.")
+            raise UsageError(f"on_failure={self.on_failure!r}, but it must be 'raise' or 'replace'.")
 
     @property
     def threads_each(self) -> int:
-        """Threads of each worker."""
+        """Threads per worker."""
         return self.threads or max(1, devices.usable_cores() // self.workers)
 
     def threads_for(self, learner: Learner) -> int:
-        """Threads that a worker's model computes with."""
+        """Return the number of threads of a worker's model."""
         return self.threads_each
 
     def prepare(self) -> None:
-        """Begin to start what takes time, beside whatever else is done before ``run``."""
+        """Start the fork server, which loads torch while the caller prepares the run."""
         forkserver.server()
 
     def check(self, job: Job, learner: Learner) -> None:
-        """Raise where this engine cannot do what the job asks for."""
+        """Raise if this engine cannot run the job."""
         if is_shared(job.scheme) and (self.device != "cpu" or not is_aliasable(learner)):
             raise UsageError(
                 f"The workers of {type(job.scheme).__name__} share their weights, which must be of one type and in main "
@@ -79,12 +78,12 @@ class Local:
         devices.check(self.device, job.make_learner)
         if isinstance(job.train, Generated) and not job.train.again:
             raise UsageError(
-                f"{job.train.what} has begun already, and cannot be sent to the process that reads rows for the workers: give "
-                "a function that makes it, as pg.Generated(lambda: batches(), ...), or the generator function itself."
+                f"{job.train.what} has already begun, so it cannot be sent to the process that reads rows for the workers: "
+                "give a function that makes it, as pg.Generated(lambda: batches(), ...), or the generator function itself."
             )
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
-        """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
+        """Train from the learner's weights, and return the center at the end."""
         with one_thread(), _LocalLoop(self, job, session, learner) as loop:
             loop.run()
             return loop.center
@@ -97,7 +96,7 @@ class _Worker:
     child: Child
     commits: int = 0
     deaths: int = 0
-    """Since its last commit."""
+    """Deaths since its last commit."""
     ready: bool = False
     finished: bool = False
     lost_at: float | None = None
@@ -105,7 +104,7 @@ class _Worker:
 
 
 class _LocalLoop(CenterLoop):
-    """Workers are children of this process: starts them, replaces the lost ones."""
+    """The center's loop with workers that are children of this process; replaces lost ones."""
 
     engine: Local
 
@@ -117,12 +116,9 @@ class _LocalLoop(CenterLoop):
         self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(engine.workers)]
         sizes = {"workers": engine.workers, "window": self._window}
         feed = allocate_rows(job, self._segment.allocate, **sizes)
-        self._rows = None if feed is None else RowFeed(job, session, feed, self._segment, self._start_reader, **sizes)
+        start = partial(self._start_child, "reader")
+        self._rows = None if feed is None else RowFeed(job, session, feed, self._segment, start, **sizes)
         self._workers: list[_Worker] = []
-
-    def __enter__(self) -> _LocalLoop:
-        super().__enter__()
-        return self
 
     def __exit__(self, *details: object) -> None:
         super().__exit__(*details)
@@ -133,7 +129,7 @@ class _LocalLoop(CenterLoop):
             self._rows.close()
 
     def run(self) -> None:
-        """Start the workers, pass the start barrier, apply commits until the rows are used up or a stop is asked for."""
+        """Start the workers, pass the start barrier, and apply commits until no rows are left or the run is stopped."""
         if self._rows:
             self._rows.begin(self.center.leases.floor)
         for rank in range(self.engine.workers):
@@ -189,7 +185,7 @@ class _LocalLoop(CenterLoop):
             slot.states[WANTED] = wanted
 
     def _brought(self, rank: int, sequence: int) -> WorkerState | None:
-        """Return the state that was written with a commit; empty where there was no room, None where it was not wanted."""
+        """Return the state that was written with a commit: empty if the disk was full, None if it was not wanted."""
         number = int(self._slots[rank].states[BROUGHT])
         if abs(number) != sequence:
             return None
@@ -225,9 +221,6 @@ class _LocalLoop(CenterLoop):
         self.session.emit("worker", rank=rank, pid=child.process.pid, incarnation=incarnation)
         return child
 
-    def _start_reader(self, role: Role, incarnation: int, on_exit: Any, on_note: Any) -> Child:
-        return self.children.start(self.task("reader", role), on_exit=on_exit, on_note=on_note, incarnation=incarnation)
-
     def _mind(self, now: float) -> None:
         after = self.engine.replace_after
         if self._rows:
@@ -242,7 +235,6 @@ class _LocalLoop(CenterLoop):
             kill_if_stopped(worker.child, now, after)
 
     def _on_exit(self, rank: int, child: Child) -> None:
-        """Replace a lost worker."""
         self._drain_messages()
         worker = self._workers[rank]
         done = rank not in self.center.live

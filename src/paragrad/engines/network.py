@@ -24,30 +24,30 @@ from paragrad.schemes.traits import is_shared
 
 @dataclass(frozen=True)
 class Network(NetworkSettings):
-    """The center listens at an address; workers join from any host, and may leave and come at any time.
+    """The center listens at an address; workers join from any host, and may leave and return at any time.
 
-    Choose it when one machine is not enough: workers are started on the others by hand, over ssh, or by Slurm's srun.
-    Not on one machine alone: local does the same without a port.
+    Choose it when one machine is not enough: start workers on the others by hand, over ssh, or with Slurm's srun.
+    Not on a single machine: local does the same without a port.
     """
 
     def alone(self) -> Network:
-        """The same with one worker, which is started here if any was."""
+        """Return the same engine with one worker, which is started here if any was."""
         return replace(self, workers=1, here=min(self.here, 1), min_workers=None)
 
     def threads_for(self, learner: Learner) -> int:
-        """Threads that a worker's model computes with, where this process starts it."""
+        """Return the number of threads of a worker that this process starts."""
         return self.threads_each
 
     def prepare(self) -> None:
-        """Begin to start what takes time, beside whatever else is done before ``run``."""
+        """Begin the slow parts of the start, in the background, before ``run``."""
         transport.default()
         forkserver.server()
 
     def check(self, job: Job, learner: Learner) -> None:
-        """Raise where this engine cannot do what the job asks for."""
+        """Raise if this engine cannot do what the job asks for."""
         name = type(job.scheme).__name__
         if is_shared(job.scheme):
-            raise UsageError(f"The workers of {name} share their weights, which they cannot over a network: use engine local.")
+            raise UsageError(f"The workers of {name} share their weights, which a network does not allow: use engine local.")
         if job.scheme.early == "queue":
             raise UsageError(
                 f"{job.scheme!r} ends windows by the center's queue, which a worker on another machine cannot see: use engine "
@@ -55,18 +55,20 @@ class Network(NetworkSettings):
             )
         if isinstance(job.train, Generated):
             raise UsageError(
-                f"{job.train.what} gives its rows once, to one process: workers elsewhere cannot have them. Use engine local, "
+                f"{job.train.what} gives its rows once, to one process: workers elsewhere cannot read them. Use engine local, "
                 "or rows in files."
             )
         coordinator.check(job, learner, self.shards, by_hand=self.shards_elsewhere > 0)
         devices.check(self.device, job.make_learner)
 
     def recall(self, directory: Path) -> Checkpoint | None:
-        """What a center that was killed has left in a run directory."""
+        """Return the state that a killed center has left in a run directory; None if there is none."""
         return slice_file.completed(directory, durable_state.left_in(directory))
 
     def run(self, job: Job, session: Session, learner: Learner) -> Center:
-        """Train; returns the center as it is in the end. ``learner`` gives the starting point."""
-        with one_thread(), NetworkLoop(self, job, session, learner) as loop:
-            loop.run()
+        """Train, from the weights of ``learner``; return the center as it is in the end."""
+        with one_thread():
+            loop = NetworkLoop(self, job, session, learner)
+            with loop:
+                loop.run()
             return loop.center

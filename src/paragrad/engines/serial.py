@@ -1,4 +1,4 @@
-"""All workers in this process, one request at a time, in an order that is given: what the laws are checked with."""
+"""All workers in this process, one request at a time and in any given order, for checking the laws of a scheme."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from paragrad.schemes.traits import is_shared
 from paragrad.types import Commit, Done, Reply, Vector, WorkerState
 
 Chooser = Callable[[list[int]], int]
-"""Which of the workers that can go on does so next."""
+"""Chooses the next worker among those that can continue."""
 
 
 def in_turn(ready: list[int]) -> int:
-    """The one that has been ready longest."""
+    """Return the worker that has been ready longest."""
     return ready[0]
 
 
 @dataclass
 class _Actor(Ports):
-    """One worker, its requests answered at once or, where they are a matter of waiting, later."""
+    """One worker; answers its requests at once, or later if it must wait."""
 
     serial: Serial
     learner: Learner
@@ -41,7 +41,11 @@ class _Actor(Ports):
     """The last reply's value, and a copy of it."""
 
     def window(self, request: Window) -> Done:
-        return self.serial.window(self, request)
+        serial, job = self.serial, self.serial.job
+        serial.steps_run += len(request.batches)
+        done = run_window(job.scheme, self.me, self.learner, job.train, job.plan, request)
+        done.seconds = float(done.steps)  # a step takes one second, so that runs repeat
+        return done
 
     def pull(self) -> Pulled:
         center = self.serial.center
@@ -59,31 +63,31 @@ class _Actor(Ports):
         self.serial.job.scatter(self.learner, self.me.rank)
 
     def recover(self) -> None:
-        """The optimisers of these problems have no state that could be NaN."""
+        """Do nothing: the optimisers of these problems have no state that could be NaN."""
 
     def restore(self, optimizer: WorkerState) -> None:
         load_marked(self.learner, optimizer)
 
     def keep(self) -> None:
-        """Commits bring private state, where it is wanted."""
+        """Do nothing: commits bring the private state."""
 
 
 @dataclass
 class Serial:
-    """Workers and center in one process, without time: the same loop, the same center, any order."""
+    """Workers and center in one process, without time: the usual loop and center, in any order."""
 
     job: Job
     workers: int
     choose: Chooser = in_turn
     stolen: bool = False
     brings: bool = False
-    """Whether commits bring along what their workers keep to themselves."""
+    """True if commits bring the private state of their workers."""
     applied: list[Commit] = field(default_factory=list)
     meddled: list[str] = field(default_factory=list)
-    """What was written to although it was only lent: a commit's value, an answer."""
+    """Violations: writes into vectors that must only be read, such as a commit's value or an answer."""
     steps_run: int = 0
     ready: list[int] = field(default_factory=list)
-    """The workers that can go on, the one that has waited longest first."""
+    """Workers that can continue, the one that has waited longest first."""
 
     def __post_init__(self) -> None:
         learner = self.job.make_learner("cpu")
@@ -98,14 +102,11 @@ class Serial:
             optimizer=self.job.center_optimizer(learner),
         )
         self.job.follow(self.center)
-        self.center.applied = self._note
+        self.center.applied = lambda commit: self.applied.append(changed(commit, value=commit.value.clone()))
         self._started = False
         self._lent: dict[int, list[tuple[Vector, Vector]]] = {}
-        """Vectors of each worker's last commit, and copies of them."""
+        """Vectors of each worker's last commit, each with a copy."""
         self.actors = [self._make(rank) for rank in range(self.workers)]
-
-    def _note(self, commit: Commit) -> None:
-        self.applied.append(changed(commit, value=commit.value.clone()))
 
     def _make(self, rank: int, incarnation: int = 0) -> _Actor:
         scheme = self.job.scheme
@@ -122,7 +123,7 @@ class Serial:
         return actor
 
     def run(self, commits: int | None = None) -> Center:
-        """Go on until no rows are left, or until so many commits have been applied."""
+        """Run until no rows are left, or until this many commits were applied."""
         if not self._started:
             self.start()
         while self.ready and (commits is None or len(self.applied) < commits):
@@ -130,7 +131,7 @@ class Serial:
         return self.center
 
     def start(self) -> None:
-        """Everyone joins, in order of rank."""
+        """Let all workers join, in order of rank."""
         self._started = True
         replies: list[Reply] = []
         for rank in range(self.workers):
@@ -138,42 +139,35 @@ class Serial:
         self.deliver(replies)
 
     def step(self, rank: int) -> None:
-        """Let one worker go on until its next exchange has been made."""
+        """Let one worker continue until its next exchange is done."""
         self.ready.remove(rank)
         actor = self.actors[rank]
         waits_for_reply = actor.driver.request in (JOIN, RECEIVE)
         actor.driver.go_on(actor.receive() if waits_for_reply else None)  # type: ignore[arg-type]
 
     def crash(self, rank: int) -> None:
-        """The worker is gone with all it had not sent; a replacement joins."""
+        """Lose a worker, with everything it has not sent; a replacement joins."""
         if rank in self.ready:
             self.ready.remove(rank)
         self.actors[rank] = self._make(rank, self.actors[rank].incarnation + 1)
         self.deliver(self.center.join(rank, self.actors[rank].incarnation))
 
     def leave(self, rank: int) -> None:
-        """The worker is gone for good."""
+        """Lose a worker without a replacement."""
         if rank in self.ready:
             self.ready.remove(rank)
         self.actors[rank].driver.request = None
         self.deliver(self.center.leave(rank))
 
-    def window(self, actor: _Actor, request: Window) -> Done:
-        """Run a window of one worker."""
-        self.steps_run += len(request.batches)
-        done = run_window(self.job.scheme, actor.me, actor.learner, self.job.train, self.job.plan, request)
-        done.seconds = float(done.steps)  # no clock: a step takes a second, so that two runs are the same
-        return done
-
     def receive(self, actor: _Actor, commit: Commit) -> None:
-        """Let the center receive a commit, and look whether anything was written to that was only lent."""
+        """Let the center receive a commit, and check that vectors that must only be read did not change."""
         also = {name: vector.clone() for name, vector in commit.also.items()}
         learner = actor.learner
         sent = actor.sent = changed(
             commit, value=commit.value.clone(), also=also, buffers=learner.buffers.clone(), integers=learner.integers.clone()
         )
         if self.brings:
-            sent.state = self.state_of(actor)
+            sent.state = actor.me.state(self.job.scheme.adopts_from, marked(learner, learner.state()))
         if actor.given is not None and not same(*actor.given):
             self.meddled.append(f"worker {commit.worker} wrote into the answer it was given")
         self._lent[commit.worker] = [(sent.value, sent.value.clone()), *((v, v.clone()) for v in also.values())]
@@ -183,12 +177,8 @@ class Serial:
                 self.meddled.append(f"applying wrote into the value of worker {worker}'s commit")
                 self._lent[worker] = []
 
-    def state_of(self, actor: _Actor) -> WorkerState:
-        """Return a worker's private state, as it is when a commit leaves."""
-        return actor.me.state(self.job.scheme.adopts_from, marked(actor.learner, actor.learner.state()))
-
     def deliver(self, replies: list[Reply]) -> None:
-        """Hand out what the center answered."""
+        """Hand the center's replies to the workers."""
         for reply in replies:
             actor = self.actors[reply.worker]
             value = reply.value if is_shared(self.job.scheme) else reply.value.clone()
@@ -199,5 +189,5 @@ class Serial:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two vectors are equal to the bit; NaN equals NaN."""
+    """Return whether two vectors are equal; NaN equals NaN."""
     return a.shape == b.shape and bool(torch.equal(a, b) or torch.equal(a.view(torch.uint8), b.view(torch.uint8)))

@@ -74,7 +74,7 @@ class Kept:
 
     def keep(self) -> None:
         numbers = {"center": self.center.numbers(durable=True).plain(), "slots": list(self.center.scheme.center_slots)}
-        self.memory.keep(self.center, numbers, self.center.flips, self.answered)
+        self.memory.keep(self.center, numbers, self.answered)
         self.answered.clear()
 
     def deliver(self, replies: list[Reply]) -> None:
@@ -201,7 +201,7 @@ def test_a_center_killed_before_it_had_begun_leaves_what_was_there_before_and_no
     third = DurableState(tmp_path, size=0, workers=WORKERS, window=1)
     assert kept.digest(tmp_path) == state
     third.segment.allocate("control", 1, torch.int64)
-    third.keep(kept.center, {"center": kept.center.numbers(durable=True).plain(), "slots": []}, 0, set())
+    third.keep(kept.center, {"center": kept.center.numbers(durable=True).plain(), "slots": []}, set())
     assert [path.exists() for path in (kept.memory.path, second.path, third.path)] == [False, False, True]
     third.discard()
     for one in (kept.memory, second, third):

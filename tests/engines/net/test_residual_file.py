@@ -118,3 +118,12 @@ def test_what_nobody_has_come_for_in_a_day_is_removed(folder):
     os.utime(folder / "paragrad-old-0.residual", (before, before))
     ResidualFile(LIKE, "mine", 0).close(keep=True)
     assert sorted(path.name for path in folder.iterdir()) == ["paragrad-mine-0.residual", "paragrad-new-0.residual"]
+
+
+def test_what_a_finished_run_left_is_removed_unless_it_is_used_or_another_runs(folder):
+    left, used, other = (ResidualFile(LIKE, run, rank) for run, rank in (("mine", 0), ("mine", 1), ("other", 0)))
+    for file in (left, other):
+        file.close(keep=True)
+    residual_file.discard("mine")
+    assert {path.name for path in folder.iterdir()} == {"paragrad-mine-1.residual", "paragrad-other-0.residual"}
+    used.close(keep=True)

@@ -160,7 +160,7 @@ def test_an_optimiser_that_cannot_be_cut_is_refused_with_the_reason(model, rows,
         "clip_norm needs the norm of the whole gradient": pg.Optimizer("adam", clip_norm=1.0),
         "Adafactor is not known to work element by element": "adafactor",
         r"fused=True rounds .* Use shards=1": "adam:fused=true",
-        "asks for the model": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        "takes the model": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     }
     for message, optimizer in refused.items():
         with pytest.raises(pg.UsageError, match=f"cannot be cut into slices: .*{message}"):
@@ -188,7 +188,7 @@ class LongBowl(Bowl):
 def test_a_learner_with_an_optimiser_of_its_own_is_refused(rows):
     parts = split(rows, None, None, 0)
     job = Job(pg.SyncSGD(), lambda device: LongBowl(), parts.train, None, None, 8)  # type: ignore[arg-type]
-    with pytest.raises(pg.UsageError, match=r"no optimiser of torch.optim \(_Descent\)"):
+    with pytest.raises(pg.UsageError, match=r"not an optimiser of torch.optim \(_Descent\)"):
         coordinator.check(job, LongBowl(), 2)
 
 
@@ -197,7 +197,7 @@ def test_a_keras_model_is_refused_where_the_center_steps(rows, tmp_path):
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(2)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(pg.UsageError, match=r"no optimiser of torch.optim \(KerasCenter\)"):
+    with pytest.raises(pg.UsageError, match=r"not an optimiser of torch.optim \(KerasCenter\)"):
         stepped(model, rows, tmp_path / "never", over(2), optimizer=None)
 
 

@@ -168,7 +168,7 @@ def test_a_shard_may_be_started_by_hand_and_started_again_after_a_kill(model, ro
 def test_what_cannot_be_spread_is_refused_with_the_reason(model, rows, tmp_path):
     with pytest.raises(pg.UsageError, match="at least 1 process"):
         pg.Network(shards=0)
-    with pytest.raises(pg.UsageError, match="shards_elsewhere=2, but it is 0 to 1"):
+    with pytest.raises(pg.UsageError, match="shards_elsewhere=2, but it must be 0 to 1"):
         pg.Network(shards=2, shards_elsewhere=2)
     with pytest.raises(pg.UsageError, match="for one host"):
         pg.Network(shards=2, shards_elsewhere=1, certificate="a.pem", key="a.key")
@@ -193,7 +193,7 @@ def test_schemes_that_must_see_the_whole_vector_are_refused(model, rows, tmp_pat
         def scale(self, commit: pg.Commit) -> float:
             return 1.0
 
-    for scheme, message in ((Norm(), "does not say elementwise"), (Fragments(), "in 2 parts")):
+    for scheme, message in ((Norm(), "does not set elementwise"), (Fragments(), "in 2 parts")):
         with pytest.raises(pg.UsageError, match=message):
             spread(model, rows, tmp_path / "never", shards=2, scheme=scheme)
 

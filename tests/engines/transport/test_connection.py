@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import paragrad as pg
-from paragrad.engines.transport.endpoint import TOKEN
+from paragrad.engines.transport.connection import Connection, Placement, Replaced
+from paragrad.engines.transport.endpoint import TOKEN, Endpoint
 from paragrad.rundir.record import read
 from tests.engines.net.kills import check_sound
 from tests.engines.net.proxy import Proxy
 from tests.engines.net.test_network import gated
 from tests.engines.net.victim import Scene
+
+
+def placement(incarnation: int) -> Placement:
+    return Placement(0, incarnation, "start", "run", workers=1, window=1, answers=True, beat=0.0)
+
+
+def test_the_end_of_an_earlier_placement_does_not_end_a_later_one():
+    connection = Connection(Endpoint("127.0.0.1:1"), "t" * 20)
+    earlier, connection.placement = placement(0), placement(1)
+    assert connection._beat(earlier, repeat(0.0)) is None
+    connection._heard(earlier, {"gone": True})
+    connection._check_membership()
+    assert connection._beat(connection.placement, repeat(0.0)) == {}
+    connection._heard(connection.placement, {"gone": True})
+    with pytest.raises(Replaced):
+        connection._check_membership()
 
 
 def commits_of(scene: Scene, rank: int) -> int:

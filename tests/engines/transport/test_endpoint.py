@@ -60,9 +60,11 @@ def test_an_address_is_a_host_and_a_port(host, port):
     assert split_address(f"{host}:{port}") == (host.strip("[]"), port)
 
 
-@pytest.mark.parametrize("text", ["", "host", ":7000", "host:", "host:x", "host:-1", "host:65536", "host:7000x", "host: 7"])
+@pytest.mark.parametrize(
+    "text", ["", "host", ":7000", "host:", "host:x", "host:-1", "host:65536", "host:7000x", "host: 7", "host:²"]
+)
 def test_what_is_no_address_is_said_to_be_none(text):
-    with pytest.raises(UsageError, match="is no address; give HOST:PORT"):
+    with pytest.raises(UsageError, match=r"is not an address\. Give HOST:PORT"):
         split_address(text)
 
 
@@ -86,7 +88,7 @@ def test_an_endpoint_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"address": "a:1", "more": 1}', "{}", "null", '{"address": 7}'])
 def test_an_endpoint_that_says_nothing_of_use_is_bad_usage(content, tmp_path):
     (tmp_path / endpoint.FILE).write_text(content)
-    with pytest.raises(UsageError, match="does not say where a center is"):
+    with pytest.raises(UsageError, match="does not contain the address of a center"):
         Endpoint.read(tmp_path)
 
 
@@ -120,17 +122,17 @@ def test_a_certificate_and_its_key_belong_together(tmp_path):
     with pytest.raises(UsageError, match="belong together"):
         pg.Network(certificate="a.pem")
     with pytest.raises(UsageError, match="cannot be read"):
-        endpoint.given_pair(str(tmp_path / "a.pem"), str(tmp_path / "a.key"))
+        endpoint.read_pair(str(tmp_path / "a.pem"), str(tmp_path / "a.key"))
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"workers": 0}, "at least 1 place"),
-        ({"workers": 2, "min_workers": 3}, "min_workers=3, but it is 1 to 2"),
-        ({"workers": 2, "min_workers": 0}, "min_workers=0, but it is 1 to 2"),
-        ({"workers": 2, "here": 3}, "here=3, but it is 0 to 2"),
-        ({"address": "nowhere"}, "is no address"),
+        ({"workers": 0}, "at least 1 is needed"),
+        ({"workers": 2, "min_workers": 3}, "min_workers=3, but it must be 1 to 2"),
+        ({"workers": 2, "min_workers": 0}, "min_workers=0, but it must be 1 to 2"),
+        ({"workers": 2, "here": 3}, "here=3, but it must be 0 to 2"),
+        ({"address": "nowhere"}, "is not an address"),
         ({"replace_after": 0}, "above 0"),
         ({"on_failure": "ignore"}, "'raise' or 'replace'"),
         ({"tls": "maybe"}, "auto, on or off"),

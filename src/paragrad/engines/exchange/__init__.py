@@ -1,1 +1,1 @@
-"""The exchange between workers and the center on one machine. Knows no network."""
+"""The exchange between workers and the center on one machine, without a network."""

@@ -1,4 +1,4 @@
-"""The center's side of a run whose workers are processes: applies commits in the order of one pipe, delivers the replies."""
+"""The center's side of a run with worker processes: applies commits in the order of one pipe and delivers replies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -19,12 +20,12 @@ from paragrad.core.state import Allocate
 from paragrad.engines.exchange.slot import MESSAGE, Op, Slot
 from paragrad.engines.exchange.validator import Validator
 from paragrad.engines.process import devices
-from paragrad.engines.process.children import Child, Children, Poller, wake_by
+from paragrad.engines.process.children import Child, Children, OnExit, OnNote, Poller, wake_by
 from paragrad.engines.process.launcher import describe_exit
 from paragrad.engines.process.payload import Memfd, pack
 from paragrad.engines.process.segment import Segment
 from paragrad.engines.process.signals import Signals
-from paragrad.engines.process.task import Task
+from paragrad.engines.process.task import Role, Task
 from paragrad.errors import UsageError, WorkerError
 from paragrad.learners.learner import Learner, is_aliasable
 from paragrad.rundir.session import Session
@@ -34,11 +35,11 @@ DEATHS = 3
 """Deaths of one worker without a commit in between that end the run."""
 
 TICK = 0.5
-"""Seconds between looks at the clock and at stopped workers."""
+"""Seconds between checks of the clock and of stopped workers."""
 
 
 class EngineSettings(Protocol):
-    """What the center's loop asks of its engine."""
+    """Settings of an engine that the center's loop needs."""
 
     @property
     def workers(self) -> int: ...
@@ -47,15 +48,12 @@ class EngineSettings(Protocol):
     def device(self) -> str: ...
 
     @property
-    def threads_each(self) -> int: ...
-
-    @property
     def on_failure(self) -> str: ...
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread: commits are applied in blocks on one core, and more threads would spin beside the workers."""
+    """Let torch use one thread: commits are applied in blocks on one core, and more threads would slow down the workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     kernels.use_threads(min(2, devices.usable_cores()))
@@ -76,7 +74,7 @@ def make_center(
     by_reference: bool = True,
     length: int | None = None,
 ) -> Center:
-    """Make the center at the beginning of a run, with the workers' weights within its reach where that is of use."""
+    """Make the center of a run, with access to the workers' weights if the scheme can use it."""
     center = job.make_center(learner, workers=workers, partition=partition, allocate=allocate, length=length)
     like = learner.weights
     if by_reference and job.by_reference(center) and is_aliasable(learner):
@@ -90,8 +88,10 @@ def longest_window(job: Job) -> int:
 
 
 class CenterLoop(ABC):
-    """Reads messages, applies commits, delivers replies; validates and saves checkpoints meanwhile. Subclasses define where
-    workers run and how a reply reaches one."""
+    """Reads messages, applies commits, delivers replies, and validates and saves checkpoints meanwhile.
+
+    Subclasses define where workers run and how a reply reaches one.
+    """
 
     def __init__(
         self,
@@ -144,26 +144,26 @@ class CenterLoop(ABC):
         self._begun = False
         self._parting = False
         self._partial = b""
-        # A worker that asks whether there is a queue looks at the pipe: a message that is not handled yet must stay in it.
+        # Workers of these schemes check the pipe for a queue, so a message must stay in it until it is handled.
         self._at_once = 1 if job.scheme.early == "queue" else 64
-        self._validator = Validator(session.snapshots, self._start_validator, engine.device, session.emit)
+        self._validator = Validator(session.snapshots, partial(self._start_child, "evaluator"), engine.device, session.emit)
         session.snapshots.make_room = self._await_validation
         self._signals = Signals(session, at_once=self.children.kill_at_once, waker=self._wake_end)
 
-    # -- what subclasses define -----------------------------------------------------------------------------
+    # -- for subclasses -------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
         self.session.attach(self.center)
 
     @abstractmethod
     def _announce(self, rank: int) -> None:
-        """Announce a reply: it is in this worker's slot."""
+        """Announce the reply in this worker's slot."""
 
     @abstractmethod
     def _on_ready(self, rank: int, incarnation: int) -> None:
         """Handle the message of a worker that has warmed up."""
 
-    def _on_commit(self, commit: Commit) -> None:  # noqa: B027 - a hook: most have nothing to do here
+    def _on_commit(self, commit: Commit) -> None:  # noqa: B027 - an optional hook
         """Handle a commit that the center is about to receive."""
 
     @abstractmethod
@@ -172,18 +172,18 @@ class CenterLoop(ABC):
 
     @abstractmethod
     def _mind(self, now: float) -> None:
-        """Look after the workers; called after every wait."""
+        """Watch the workers; called after every wait."""
 
-    def _on_messages(self) -> None:  # noqa: B027 - a hook: most have nothing to do here
-        """Called after some messages have been handled."""
+    def _on_messages(self) -> None:  # noqa: B027 - an optional hook
+        """Called after messages were handled."""
 
     @abstractmethod
     def _owing_states(self) -> list[int]:
-        """Return the workers that are present and have yet to bring their private state."""
+        """Return the present workers that have not brought their private state yet."""
 
     # -- life -----------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> CenterLoop:
+    def __enter__(self) -> Self:
         self._signals.__enter__()
         return self
 
@@ -199,7 +199,6 @@ class CenterLoop(ABC):
     # -- the run --------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Wait for the next event and handle it."""
         self._poller.wait(min(TICK, self.session.next_due()))
         self.children.attend()
         self.session.attend()
@@ -210,21 +209,23 @@ class CenterLoop(ABC):
         os.read(self._wake, 4096)
 
     def _part(self) -> None:
-        """Let each worker's next commit bring its private state: a run that is over may be resumed. Where updates do not wait
-        for several commits, a worker that has brought it gets no reply, and idles."""
+        """Let each worker's next commit bring its private state, so that the run can be resumed.
+
+        If updates do not wait for several commits, a worker that has brought it gets no reply and idles.
+        """
         self._parting = self.session.stopped is not None and not self.center.round.gathers
         while self._begun and self._owing_states() and self.session.waits_for_workers():
             self._turn()
         self._drain_messages()  # a worker's exit may be noticed before its last message is read
 
     def _finish(self) -> None:
-        """Validate what waits, after the last commit; but not in a run that was interrupted and may be resumed."""
+        """Validate the waiting snapshots after the last commit; not if the run was interrupted: it may be resumed."""
         self.session.time.end()
         while self.session.snapshots.waiting and self.session.stopped != "interrupted":
             self._await_validation()
 
     def _await_validation(self) -> None:
-        """Wait for news from the validating process, and handle nothing else."""
+        """Wait for a report of the validating process, and handle nothing else."""
         self._validator.wait(self.children.end)
 
     def _read_messages(self) -> None:
@@ -244,7 +245,7 @@ class CenterLoop(ABC):
         self._on_messages()
 
     def _drain_messages(self) -> None:
-        """Read all messages: a dead worker's last ones may still be in the pipe, and what it committed counts."""
+        """Read all messages: the last commits of a dead worker may still be in the pipe, and they count."""
         ready = select.poll()
         ready.register(self._messages, select.POLLIN)
         while ready.poll(0):
@@ -267,20 +268,19 @@ class CenterLoop(ABC):
 
     # -- processes ------------------------------------------------------------------------------------------
 
-    def task(self, name: str, role: Any, *, threads: int = 1) -> Task:
-        """Return a task for a child of this process."""
+    def task(self, name: str, role: Role, *, threads: int = 1) -> Task:
+        """Return a task of this run for a child process."""
         return Task(name, self._payload, role, self.session.directory.resolve(), threads)
 
-    def _start_validator(self, role: Any, on_exit: Any, on_note: Any) -> Child:
-        return self.children.start(self.task("evaluator", role), on_exit=on_exit, on_note=on_note)
+    def _start_child(self, name: str, role: Role, on_exit: OnExit, on_note: OnNote, incarnation: int = 0) -> Child:
+        return self.children.start(self.task(name, role), on_exit=on_exit, on_note=on_note, incarnation=incarnation)
 
     def _on_note(self, kind: str, what: Any) -> None:
-        """Handle what a worker reports."""
         if kind == "warning":
             self.session.emit("warning", message=what)
 
     def _report_lost(self, rank: int, child: Child, deaths: int) -> int:
-        """Record a lost worker, and raise where that ends the run; return how often it has died without a commit."""
+        """Record a lost worker. Raise if that ends the run; otherwise return its deaths since its last commit."""
         process = child.process
         reason = describe_exit(process)
         self.session.emit(
@@ -299,6 +299,6 @@ class CenterLoop(ABC):
         if deaths >= DEATHS:
             detail = f"\n\n{child.error['text'].rstrip()}" if child.error else ""
             raise WorkerError(
-                rank, f"it {reason} {DEATHS} times without making a commit, so the run is ended. Its log is {log}.{detail}"
+                rank, f"it {reason} {DEATHS} times without making a commit, so the run ends. Its log is {log}.{detail}"
             )
         return deaths

@@ -1,4 +1,4 @@
-"""One worker's place in the memory it shares with the center: its commit on the way out, its reply on the way back."""
+"""One worker's slot in the memory that it shares with the center: its commit, and the reply."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class Op(IntEnum):
     """The operation of a message in the shared pipe."""
 
     READY = 1
-    """The worker has warmed up; also the marker behind which a replacement may use its predecessor's slot."""
+    """The worker has warmed up. A replacement uses its predecessor's slot only after the center has read this message."""
     COMMIT = 2
     LEFT = 3
 
 
 MESSAGE = struct.Struct("<HHIQ")
-"""(worker, operation, incarnation, sequence): 16 bytes, below PIPE_BUF, so that one write is all or nothing."""
+"""(worker, operation, incarnation, sequence): 16 bytes, below PIPE_BUF, so that a write is atomic."""
 
 WANTED, BROUGHT, HANDED = range(3)
+"""Indices of ``Slot.states``."""
 
 
 def most(job: Job, parameters: int, window: int) -> dict[str, int]:
@@ -45,13 +46,13 @@ def most(job: Job, parameters: int, window: int) -> dict[str, int]:
 
 @dataclass
 class Slot:
-    """The memory of one worker; written by one side at a time: the worker until its message, then the center."""
+    """The memory of one worker. The worker writes it until it sends its message, then the center does."""
 
     worker: int
     commit: Row
     reply: Row
     answered: Any
-    """Sequence of the commit that ``reply`` answers (below 0: of joining): the number that is written last."""
+    """Sequence of the commit that ``reply`` answers, or a negative number after joining. It is written last."""
     value: Vector
     also: dict[str, Vector]
     buffers: Vector
@@ -59,18 +60,17 @@ class Slot:
     reply_buffers: Vector
     reply_integers: Vector
     residuals: list[Vector]
-    """What a codec leaves out: two rows, of which the worker reads one and writes the other. Empty without a codec, and where
-    the worker keeps them elsewhere."""
+    """Residuals of a codec: two rows; the worker reads one and writes the other. Empty without a codec, or if the worker keeps
+    them elsewhere."""
     residual_row: torch.Tensor
-    """With a codec: the row that was written last."""
+    """Index of the residual that was written last; empty without a codec."""
     states: torch.Tensor
-    """For private state that goes by a file: whether the center wants it with the next commit; the last commit that it was
-    written for, negative where there was no room; whether a worker that joins finds some."""
+    """For private state in files. ``WANTED``: 1 if the next commit must bring it. ``BROUGHT``: sequence of the last commit that
+    it was written for, negative if the disk was full. ``HANDED``: 1 if there is a file for a worker that joins."""
     parts: int = 1
     brought: WorkerState | None = field(default=None, init=False)
     handed: WorkerState | None = field(default=None, init=False)
-    """Private state of the worker: what a commit brings and what a worker that joins is given, where both sides are in one
-    process."""
+    """Private state that a commit brings, and that a joining worker gets, if both sides are in one process."""
 
     @classmethod
     def make(
@@ -85,8 +85,10 @@ class Slot:
         residuals: bool = False,
         part: int | None = None,
     ) -> Slot:
-        """Allocate the slot of a worker, or open it, with a segment's ``tensor`` for ``allocate``. ``residuals``: a codec's
-        residuals are in it, too. ``part``: it holds so many of the first values."""
+        """Allocate the slot of a worker; or open it, if ``allocate`` returns tensors of a segment.
+
+        ``residuals``: the slot includes the residuals of a codec. ``part``: it holds only this many first values.
+        """
         scheme, like, coded = job.scheme, learner.weights[:part], job.codec is not None
 
         def tensor(name: str, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -110,10 +112,10 @@ class Slot:
             parts=scheme.parts,
         )
 
-    # -- the worker's side ----------------------------------------------------------------------------------
+    # -- worker ---------------------------------------------------------------------------------------------
 
     def put_commit(self, commit: Commit) -> None:
-        """Write a commit; it does not count until the message is in the pipe."""
+        """Write a commit. It counts only once its message is in the pipe."""
         value = self.value[: commit.value.numel()]
         if value.numel() and commit.value.data_ptr() != value.data_ptr():
             value.copy_(commit.value)
@@ -129,11 +131,11 @@ class Slot:
         self.brought = commit.state
 
     def is_answered(self, sequence: int) -> bool:
-        """Return whether the reply to that commit (or, below 0, to joining) is there."""
+        """Return whether the reply to that commit, or to joining if negative, has arrived."""
         return int(self.answered[0]) == sequence
 
     def get_reply(self, value: Vector) -> Reply:
-        """Return the reply, with the vector that belongs to it."""
+        """Return the reply, with this vector as its value."""
         return Reply(
             value=value,
             buffers=self.reply_buffers,
@@ -143,7 +145,7 @@ class Slot:
             **self.reply.get(),
         )
 
-    # -- the center's side ----------------------------------------------------------------------------------
+    # -- center ---------------------------------------------------------------------------------------------
 
     def get_commit(self) -> Commit:
         """Return the commit that the worker has written."""
@@ -165,7 +167,7 @@ class Slot:
         return length * (part + 1) // self.parts - length * part // self.parts
 
     def put_reply(self, reply: Reply) -> None:
-        """Write a reply; the number that announces it is written last."""
+        """Write a reply, its sequence last: that announces it."""
         if reply.buffers is not None and reply.buffers.numel():
             self.reply_buffers.copy_(reply.buffers)
         if reply.integers is not None and reply.integers.numel():
@@ -177,7 +179,7 @@ class Slot:
         self.answered[0] = reply.sequence
 
     def put_residual(self, residual: Vector | None) -> None:
-        """Write what the commits of this rank have left out, for a worker that joins: as a rule it is in its row already."""
+        """Write the residual for a worker that joins; usually it is in one of the rows already."""
         row = self._row(residual)
         if row is None:
             row = 0

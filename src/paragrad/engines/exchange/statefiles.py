@@ -1,4 +1,4 @@
-"""What workers keep to themselves, on its way between them and the center: in files that are whole or not there."""
+"""Files with workers' private state, between them and the center; each file is complete or missing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paragrad.rundir.checkpoint import write_tensors
 from paragrad.types import WorkerState
 
 FOLDER = ".states"
-"""In the run directory, for as long as somebody works there."""
+"""Name of the folder in the run directory; it exists while the run does."""
 
 
 class StateFiles:
-    """A folder that processes of one machine share. A file is there from when it is laid down until it is taken."""
+    """A folder that processes of one machine share. ``put`` writes a file, ``take`` removes it."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / FOLDER
 
     def put(self, worker: int, number: int, state: Mapping[str, torch.Tensor]) -> bool:
-        """Lay down what belongs to a worker's commit of that number (below 0: to its joining); False on a full disk."""
+        """Write the state of a worker's commit of that number (negative: of its joining). Return False if the disk is full."""
         path = self._path(worker, number)
         aside = path.with_suffix(".tmp")
         try:
@@ -39,7 +39,7 @@ class StateFiles:
         return True
 
     def take(self, worker: int, number: int) -> WorkerState:
-        """What was laid down there; nothing where it cannot be read."""
+        """Read and remove a file; return an empty state if it cannot be read."""
         path = self._path(worker, number)
         try:
             return load_file(path)
@@ -49,7 +49,7 @@ class StateFiles:
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Nobody takes anything any more."""
+        """Remove all files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, worker: int, number: int) -> Path:

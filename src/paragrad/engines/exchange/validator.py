@@ -1,4 +1,4 @@
-"""The process that validates snapshots of the center, one after another, while the training goes on."""
+"""The process that validates snapshots of the center, one after another, while training continues."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import select
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paragrad.core.job import Job
-from paragrad.engines.process.children import Child
+from paragrad.engines.process.children import Child, OnExit, OnNote
 from paragrad.engines.process.forkserver import Fd
 from paragrad.engines.process.launcher import describe_exit
 from paragrad.engines.process.segment import Layout, Segment
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from paragrad.rundir.snapshots import Snapshots
 
 DEATHS = 3
-"""Deaths over one snapshot after which it is not validated."""
+"""Deaths of the process after which it skips a snapshot."""
 TICK = 500
-"""Milliseconds between looks at whether the run was interrupted while it waits."""
+"""Milliseconds between checks for an interrupt while waiting."""
 
 
 @dataclass(frozen=True)
 class Validates:
-    """The role of the validating process: validates the snapshot in the segment whenever the doorbell rings."""
+    """The role of the validating process: validate the snapshot in the segment whenever the doorbell rings."""
 
     segment: Fd
     layout: Layout
@@ -49,26 +49,26 @@ class Validates:
             report("found", learner.evaluate(job.validation, job.evaluation_batch))
 
 
-Start = Callable[[Role, Callable[[Child], None], Callable[[str, Any], None]], Child]
-"""Starts a process, with what is called when it ends and when it reports something."""
+Start: TypeAlias = Callable[[Role, OnExit, OnNote], Child]
+"""Starts a process, with functions to call when it ends and when it reports something."""
 
 
 class Validator:
-    """Starts the validating process when there is something to validate, and again where it is killed."""
+    """Starts the validating process when there is a snapshot to validate, and again if it was killed."""
 
-    def __init__(self, snapshots: Snapshots, start: Start, device: str, say: Callable[..., None]) -> None:
+    def __init__(self, snapshots: Snapshots, start: Start, device: str, emit: Callable[..., None]) -> None:
         self.snapshots = snapshots
         self.child: Child | None = None
         self._start = start
         self._device = device
-        self._say = say
+        self._emit = emit
         self._doorbell = os.eventfd(0, os.EFD_CLOEXEC)
         self._segment: Segment | None = None
         self._busy = False
         self._deaths = 0
 
     def attend(self) -> None:
-        """Hand over the next snapshot, where there is one and the process is idle."""
+        """Hand over the next snapshot, if there is one and the process is idle."""
         if self._busy or not self.snapshots.waiting:
             return
         snapshot = self.snapshots.waiting[0]
@@ -85,14 +85,13 @@ class Validator:
 
     def _on_note(self, kind: str, what: Any) -> None:
         if kind == "warning":
-            self._say("warning", message=what)
+            self._emit("warning", message=what)
             return
         self._busy, self._deaths = False, 0
-        if self.snapshots.waiting:  # else validation has ended the run meanwhile
+        if self.snapshots.waiting:  # otherwise validation has ended the run
             self.snapshots.validated(what)
 
     def _on_exit(self, child: Child) -> None:
-        """The process has ended: the same snapshot is validated by another one."""
         self.child = None
         if child.error is not None:
             raise WorkerError(-1, f"validation raised an exception.\n\n{child.error['text']}")
@@ -101,14 +100,14 @@ class Validator:
         why = describe_exit(child.process)
         self._busy, self._deaths = False, self._deaths + 1
         if self._deaths < DEATHS:
-            self._say("warning", message=f"The process that validates {why}; it is started again.")
+            self._emit("warning", message=f"The validating process {why}; it is started again.")
         elif self.snapshots.waiting:
             self._deaths, clock = 0, self.snapshots.waiting[0].clock
-            self._say("warning", message=f"The process that validates {why} {DEATHS} times: update {clock} is not validated.")
+            self._emit("warning", message=f"The validating process {why} {DEATHS} times: update {clock} is not validated.")
             self.snapshots.give_up()
 
-    def wait(self, end: Callable[[Child], None]) -> None:
-        """Wait until there is news from the process; ``end`` is called where it has ended."""
+    def wait(self, end: OnExit) -> None:
+        """Wait for a report from the process; call ``end`` if the process has ended."""
         self.attend()
         child = self.child
         if child is None:
@@ -124,7 +123,7 @@ class Validator:
                 end(child)
 
     def close(self) -> None:
-        """Give back what it holds: the run is over."""
+        """Close the descriptors."""
         os.close(self._doorbell)
         if self._segment is not None:
             self._segment.close()

@@ -1,4 +1,4 @@
-"""A worker's side of the exchange: how the requests of its loop are answered over memory that it shares with the center."""
+"""A worker's side of the exchange: answers the requests of its loop over memory that it shares with the center."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReadsCenter(Protocol):
 
 
 class CenterReader:
-    """Reads the center from a segment: one whole state, or tries again."""
+    """Reads a consistent state of the center from a segment; retries if the center overwrote it meanwhile."""
 
     def __init__(self, segment: Segment, *, aliased: bool = False) -> None:
         self._control = segment.tensor("control")
@@ -51,19 +51,17 @@ class CenterReader:
         self._numbers = [segment.tensor(f"numbers{i}") for i in (0, 1)]
 
     def pull(self, value: Vector) -> int:
-        """Copy the center into ``value``; return its clock."""
         while True:
             flips = int(self._control[0])
             side = flips & 1
             value.copy_(self._values[side])
             clock = int(self._numbers[side][0])
-            # A buffer that was current at ``flips`` is written again from control[1] = flips + 3 on.
+            # The buffer that was current at ``flips`` is overwritten once control[1] is flips + 3.
             if int(self._control[1]) <= flips + 2:
                 return clock
 
     @property
     def live_value(self) -> Vector:
-        """The value itself, for schemes whose workers write into it."""
         return self._values[0]
 
 
@@ -82,8 +80,8 @@ class Exchange(Ports):
         answer: Vector | None,
         home: Vector | None,
     ) -> None:
-        """``answer``: where the center writes this worker's replies; None: they are pulled. ``home``: weights that the center
-        can reach."""
+        """``answer``: vector that the center writes replies into; None: the worker pulls them. ``home``: memory for the weights
+        that the center can access."""
         self._job = job
         self._learner = learner
         self._slot = slot
@@ -108,22 +106,22 @@ class Exchange(Ports):
         self._waiting_for = -1 - incarnation
         self._keeps = job.keeps(learner)
         self._last_brought = 0
-        """Sequence of the last commit, where it brought this worker's private state; else 0."""
+        """Sequence of the last commit if it brought this worker's private state; otherwise 0."""
 
     def _where_to_write(self) -> Vector | None:
-        """Straight into the slot; but not the gradient of a window that runs while the slot is being read."""
+        """Return the slot's vector, or the weights; None if a gradient is computed while the center may read the slot."""
         scheme, value = self._job.scheme, self._slot.value
         if scheme.overlap and scheme.ships == "gradient":
             return None
         return value if value.numel() else self._learner.weights
 
     def _where_to_pull(self) -> Vector:
-        """Gradients need no anchor: where they are shipped, and the answer is taken as it is, it is pulled into the weights."""
+        """Return the vector for pulled replies: the weights themselves if the scheme needs neither anchor nor ``adopt``."""
         scheme, weights = self._job.scheme, self._learner.weights
         straight = scheme.ships == "gradient" and type(scheme).adopt is Scheme.adopt and not scheme.overlap
         return weights if straight else torch.empty_like(weights)
 
-    # -- what the loop asks for -----------------------------------------------------------------------------
+    # -- requests of the loop -------------------------------------------------------------------------------
 
     def window(self, request: Window) -> Done:
         return run_window(self._job.scheme, self.me, self._learner, self._job.train, self._job.plan, request)
@@ -133,7 +131,6 @@ class Exchange(Ports):
         return Pulled(self._fresh, self._reader.pull(self._fresh))
 
     def send(self, commit: Commit) -> None:
-        """Write the commit into the slot."""
         commit.buffers, commit.integers = self._learner.buffers, self._learner.integers
         commit.state = self._state() if self._keeps and self.is_state_wanted else None
         self._last_brought = 0 if commit.state is None else commit.sequence
@@ -141,7 +138,6 @@ class Exchange(Ports):
         self._slot.put_commit(commit)
 
     def receive(self) -> Reply:
-        """Read the reply that is there."""
         if self._answer is not None:
             return self._slot.get_reply(self._answer)
         if self._seen is None:
@@ -166,26 +162,26 @@ class Exchange(Ports):
         if self._keeps and not self._last_brought:
             self.bring(self._state())
 
-    # -- what subclasses add --------------------------------------------------------------------------------
+    # -- for subclasses -------------------------------------------------------------------------------------
 
     @property
     def is_state_wanted(self) -> bool:
-        """Whether the next commit brings this worker's private state."""
+        """True if the next commit must bring this worker's private state."""
         return True
 
     def bring(self, state: WorkerState) -> None:
-        """Bring the private state after the last commit."""
+        """Send the private state after the last commit."""
 
     def warn(self, message: str) -> None:
-        """Tell the user."""
+        """Report a warning to the user."""
 
     @property
     def is_answered(self) -> bool:
-        """Whether the reply to the last commit, or to joining, is there."""
+        """True if the reply to the last commit, or to joining, has arrived."""
         return self._slot.is_answered(self._waiting_for)
 
     def check(self) -> None:
-        """Raise where the model has moved out of the vector that is exchanged."""
+        """Raise if the model's parameters are no longer in the vector that is exchanged."""
         self._learner.check()
 
     def _state(self) -> WorkerState:
@@ -194,19 +190,19 @@ class Exchange(Ports):
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """What a process needs to exchange with the center through its memory."""
+    """Everything a worker process needs to exchange with the center through shared memory."""
 
     workers: int
     window: int
-    """Largest number of mini-batches that a worker has on lease."""
+    """Largest number of mini-batches on lease to one worker."""
     segment: Fd
     layout: Layout
     messages: Fd
-    """Write end of the pipe whose order is the order of arrival."""
+    """Write end of the pipe that orders the commits of all workers."""
     doorbell: Fd
-    """Rings when a reply is there."""
+    """Rings when a reply has arrived."""
     row_bell: Fd
-    """Doorbell of the process that reads rows for all."""
+    """Doorbell of the process that reads rows for all workers."""
 
     def open(self) -> Segment:
         """Map the memory."""
@@ -214,8 +210,7 @@ class SharedMemory:
 
 
 class SharedExchange(Exchange):
-    """The exchange of a worker process on the center's machine: a message says that a commit is there, a doorbell that a reply
-    is."""
+    """The exchange of a worker process on the center's machine: messages announce commits, a doorbell announces replies."""
 
     def __init__(
         self, memory: SharedMemory, job: Job, learner: Learner, *, rank: int, incarnation: int, directory: Path, report: Report
@@ -257,7 +252,8 @@ class SharedExchange(Exchange):
     def window(self, request: Window) -> Done:
         done = super().window(request)
         if self._job.scheme.early == "queue":
-            done.busy = self._center_has_a_queue()
+            waiting = fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0\0\0\0")
+            done.busy = struct.unpack("i", waiting)[0] > 0
         return done
 
     @property
@@ -265,10 +261,10 @@ class SharedExchange(Exchange):
         return bool(self._slot.states[WANTED])
 
     def send(self, commit: Commit) -> None:
-        """Write the commit into the slot, then announce it: the one write that makes it count."""
+        """Write the commit into the slot, then announce it: only the announcement makes it count."""
         super().send(commit)
         if commit.state is None:
-            self._slot.states[BROUGHT] = 0  # what a predecessor wrote for the same sequence is not this worker's
+            self._slot.states[BROUGHT] = 0  # a predecessor's state for the same sequence does not count
         else:
             self.bring(commit.state)
         self.announce(Op.COMMIT, commit.sequence)
@@ -286,21 +282,17 @@ class SharedExchange(Exchange):
         os.write(self._pipe, MESSAGE.pack(rank, op, incarnation, sequence))
 
     def receive(self) -> Reply:
-        """Sleep until the reply is there, and read it."""
+        """Sleep until the reply has arrived, and read it."""
         while not self.is_answered:
             os.eventfd_read(self._doorbell)
         joining = self._waiting_for < 0 and bool(self._slot.states[HANDED])
         self._slot.handed = (self._states.take(self._number[0], self._waiting_for) or None) if joining else None
         return super().receive()
 
-    def _center_has_a_queue(self) -> bool:
-        waiting = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0\0\0\0"))[0]
-        return int(waiting) > 0
-
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """The role of a worker process on the center's machine: trains until there are no rows left."""
+    """The role of a worker process on the center's machine: train until no rows are left."""
 
     rank: int
     incarnation: int
@@ -332,7 +324,7 @@ def warm_learner(job: Job, device: str) -> Learner:
 
 
 def drive(job: Job, exchange: Exchange, *, incarnation: int) -> None:
-    """Run the worker's loop to its end, each of its requests answered by the exchange."""
+    """Run the worker's loop to its end; the exchange answers its requests."""
     loop = work(job.scheme, exchange.me, incarnation=incarnation, distances=job.distances)
     waits = Driver(loop, exchange).go_on()
     assert not waits, "a worker process waits inside its exchange"

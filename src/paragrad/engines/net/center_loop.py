@@ -1,4 +1,4 @@
-"""The center's side of a run whose workers join over a network: waits for them, applies what they send, replaces the lost."""
+"""The center's side of a run whose workers join over a network: waits for them, applies commits, replaces lost workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from paragrad.config import options
 from paragrad.core.job import Job
 from paragrad.engines.exchange.center_loop import TICK, CenterLoop, longest_window
+from paragrad.engines.net import residual_file
 from paragrad.engines.net.durable_state import DurableState
 from paragrad.engines.net.member import Member
 from paragrad.engines.net.membership import Membership
@@ -32,23 +33,18 @@ from paragrad.rundir.session import Session
 from paragrad.types import Commit, Reply, WorkerState
 
 FAREWELL = 3.0
-"""Seconds in which workers are told that the run is over."""
+"""Seconds to wait at the end of a run until the workers know of it."""
 LAST = 10.0
-"""The same where they bring what a codec has left out, for the checkpoint of a run that is stopped."""
+"""Seconds to wait instead while workers bring residuals, for the checkpoint of a run that is stopped."""
 
 
 class NetworkLoop(CenterLoop):
-    """Workers join: tracks who is present, gives up those that are lost, starts its own."""
+    """Workers join: tracks who is present, gives up lost workers, starts its own."""
 
     engine: NetworkSettings
 
     def __init__(self, engine: NetworkSettings, job: Job, session: Session, learner: Learner) -> None:
         directory = session.directory
-        recalled = (
-            session.resumed
-            if session.resumed is not None and session.resumed.numbers["center"].get("presence") is not None
-            else None
-        )
         window, length = longest_window(job), learner.weights.numel() * learner.weights.element_size()
         vectors = 2 * (1 + len(job.scheme.center_slots)) + engine.workers * (2 + len(job.scheme.sends))
         self._durable = DurableState(directory, size=vectors * length, workers=engine.workers, window=window)
@@ -84,11 +80,9 @@ class NetworkLoop(CenterLoop):
         self._deaths: dict[int, int] = {}
         """Deaths of a started worker since its last commit, by rank."""
         self._absent: dict[int, float] = {}
-        """Since when others wait for a worker that is not present, nor any other for its rank."""
-        self._ends_with_residuals = False
-        """Whether residuals go into the checkpoint at the end, as the run may be resumed."""
+        """Time since which the others wait for a rank that no worker has, by rank."""
         session.missing, session.announce = self._missing, self._want
-        self._told_of_waiting = False
+        self._waiting_reported = False
         self._opened_at = self._minded_at = time.monotonic()
         self.membership = Membership(
             job,
@@ -104,10 +98,10 @@ class NetworkLoop(CenterLoop):
             window=window,
         )
         self.membership.announced = announced
-        if recalled is not None:
-            self._expect(recalled.numbers["members"])
+        if session.resumed is not None and session.resumed.numbers["center"].get("presence") is not None:
+            self._expect(session.resumed.numbers["members"])
         for rank in range(engine.here):
-            self.membership.started[rank] = self.membership.incarnations[rank] + 1  # nobody else takes it
+            self.membership.started[rank] = self.membership.incarnations[rank] + 1  # no worker that joins may take it
         if self._shards is None:
             self._keep()
         else:
@@ -128,47 +122,47 @@ class NetworkLoop(CenterLoop):
             return wire.listen(self.membership, endpoint.address_of(host, wanted), self._token, pair)
         except TransportError as error:
             if port or not wanted:
-                raise UsageError(f"{error} Give another address, or port 0 for any that is free.") from None
+                raise UsageError(f"{error} Give another address, or port 0 for any free port.") from None
             return wire.listen(self.membership, endpoint.address_of(host, 0), self._token, pair)
 
     def publish_shards(self, shards: list[tuple[int, int, str]]) -> None:
-        """Tell workers, and those who read endpoint.json, where the shards are."""
+        """Publish where the shards are: to workers, and in endpoint.json."""
         self.membership.shards = shards
         addresses = tuple(address for _, _, address in shards)
         if addresses != self._endpoint.shards:
             self._endpoint = replace(self._endpoint, shards=addresses)
             self._endpoint.write(self.session.directory)
 
-    def __enter__(self) -> NetworkLoop:
-        super().__enter__()
-        return self
-
     def __exit__(self, *details: object) -> None:
-        self.membership.stop(self.session.stopped or ("finished" if details[0] is None else "failed"))
+        membership = self.membership
+        membership.stop(self.session.stopped or ("finished" if details[0] is None else "failed"))
         at_once = details[0] is KeyboardInterrupt
-        self._ends_with_residuals = self.job.codec is not None and self.membership.stopping != "finished" and not at_once
-        self._say_farewell()
-        if self._ends_with_residuals:
+        takes_residuals = self.job.codec is not None and membership.stopping != "finished" and not at_once
+        self._say_farewell(takes_residuals=takes_residuals)
+        if takes_residuals:
             self._take_residuals()
         (self.session.directory / endpoint.FILE).unlink(missing_ok=True)
         self._listener.close()
         if self._shards is not None:
             self._shards.end(at_once=at_once)
-        self.session.measured |= {"rejected_clients": dict(self.membership.rejections)} if self.membership.rejections else {}
+        if membership.rejections:
+            self.session.measured |= {"rejected_clients": dict(membership.rejections)}
         super().__exit__(*details)
         self._launcher.close()
         if self._worker_storage is not None:
             self._worker_storage.close()
+        if self.job.codec is not None and membership.stopping == "finished":
+            residual_file.discard(membership.run)
 
-    def _say_farewell(self) -> None:
-        """Wait until the workers that are present, or wait for a rank, know of the end: others wait for the center."""
+    def _say_farewell(self, *, takes_residuals: bool) -> None:
+        """Wait until the workers that are present, or wait for a rank, know of the end, and have brought their residuals."""
         began, owing = time.monotonic(), False
         while time.monotonic() < began + (LAST if owing else FAREWELL):
             with self.membership.lock:
-                here = any(m is not None and m.here and not m.knows_end for m in self.membership.members)
-                wait = any(asked > began - FAREWELL for asked in self.membership.queue.values())
-                owing = self._are_owing()
-            if not (here or wait or owing):
+                unaware = any(member.is_present and not member.knows_end for member in self._members())
+                queued = any(asked > began - FAREWELL for asked in self.membership.queue.values())
+                owing = takes_residuals and self._owes_residuals()
+            if not (unaware or queued or owing):
                 return
             time.sleep(0.02)
 
@@ -180,21 +174,28 @@ class NetworkLoop(CenterLoop):
     # -- the run --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Wait for enough workers, then apply commits until the rows are used up or a stop is asked for."""
-        session, least = self.session, self.engine.min_workers or self.engine.workers
-        again = any(member is not None for member in self.membership.members)
-        self._tell_where()
+        """Wait for enough workers, then apply commits until the rows are used up or the run is stopped."""
+        session, engine = self.session, self.engine
+        restarted = bool(self._members())
+        session.emit(
+            "listening",
+            address=self._endpoint.address,
+            workers=engine.workers,
+            here=engine.here,
+            directory=str(session.directory),
+        )
         if self._shards is not None and self._shards.begin():
             self._keep()
             slice_file.discard(session.directory, self._shards.start_id)
             self.membership.closed = False
-        for rank in range(self.engine.here):
+        for rank in range(engine.here):
             self._start_worker(rank)
-        if again:
+        if restarted:
             self._begun = True
             session.go()
         else:
-            while sum(member.here for member in self._members()) < least and session.stopped is None:
+            least = engine.min_workers or engine.workers
+            while sum(member.is_present for member in self._members()) < least and session.stopped is None:
                 self._turn()
             if session.stopped is None:
                 self._begin()
@@ -203,27 +204,21 @@ class NetworkLoop(CenterLoop):
         self._part()
         self._finish()
 
-    def _tell_where(self) -> None:
-        engine = self.engine
-        told = {"workers": engine.workers, "here": engine.here, "directory": str(self.session.directory)}
-        self.session.emit("listening", address=self._endpoint.address, **told)
-
     def _begin(self) -> None:
         self._begun = True
         self.session.go()
         replies: list[Reply] = []
-        here = {member.rank: member for member in self._members() if member.here}
+        present = {member.rank: member for member in self._members() if member.is_present}
         for rank in range(self.engine.workers):
-            if rank not in here:
+            if rank not in present:
                 replies += self.center.leave(rank)
-        for rank, member in here.items():
+        for rank, member in present.items():
             replies += self.center.join(rank, member.incarnation)
         self._deliver(replies)
 
     def _is_over(self) -> bool:
-        if self.center.leases.used < self.center.leases.total:
-            return False
-        return not any(member.here for member in self._members())
+        leases = self.center.leases
+        return leases.used >= leases.total and not any(member.is_present for member in self._members())
 
     def _members(self) -> list[Member]:
         return [member for member in self.membership.members if member is not None]
@@ -233,24 +228,24 @@ class NetworkLoop(CenterLoop):
     def _expect(self, known: dict[str, list[Any]]) -> None:
         """Give workers that were present when the center was killed some time to reconnect."""
         now = time.monotonic()
-        for rank, (incarnation, key, finished, given_up) in known.items():
-            member = Member(int(rank), incarnation, key, ready=True, finished=finished, given_up=given_up)
-            member.lost_at = None if finished else now
-            self.membership.members[int(rank)] = member
-            self.membership.incarnations[int(rank)] = incarnation
+        for name, (incarnation, key, finished, given_up) in known.items():
+            rank, lost_at = int(name), None if finished else now
+            member = Member(rank, incarnation, key, ready=True, finished=finished, given_up=given_up, lost_at=lost_at)
+            self.membership.members[rank] = member
+            self.membership.incarnations[rank] = incarnation
 
     def _keep(self) -> None:
         members = {str(m.rank): [m.incarnation, m.key, m.finished, m.given_up] for m in self._members() if m.ready}
         numbers = {**self.session.memory(), "members": members}
         if self._shards is not None:
             numbers["shards"] = self._shards.known
-        self._durable.keep(self.center, numbers, self.center.flips, self._answered)
+        self._durable.keep(self.center, numbers, self._answered)
         self._answered.clear()
 
     def _keep_first(self) -> None:
-        """Keep the first of two updates in one turn before the second overwrites what came before it."""
+        """Keep the first of two updates in one turn before the second overwrites the state before it."""
         if self._durable.flips != self.center.flips:
-            self._answered |= set(range(self.engine.workers))  # any of them, by the first: their replies are yet to come
+            self._answered |= set(range(self.engine.workers))  # the first may have answered any of them
             self._keep()
 
     def _deliver(self, replies: list[Reply]) -> None:
@@ -265,7 +260,7 @@ class NetworkLoop(CenterLoop):
     # -- residuals and private state ------------------------------------------------------------------------
 
     def _hand_residual(self, reply: Reply) -> None:
-        """Give a newcomer the residual of its rank, where it is known here or still on the newcomer's machine."""
+        """Give a newcomer the residual of its rank, if it is known here or still on the newcomer's machine."""
         member, handed = self.membership.members[reply.worker], self.membership.handed
         handed.pop(reply.worker, None)
         if reply.residual is not None:
@@ -286,7 +281,7 @@ class NetworkLoop(CenterLoop):
         return sorted(set(present).intersection(self.center.may_bring))
 
     def _want(self, wanted: bool) -> None:
-        self.membership.wants_more = wanted
+        self.membership.wants_private = wanted
 
     def _take_residuals(self) -> None:
         """Take the residuals that workers have brought at the end of a run that may be resumed."""
@@ -296,18 +291,14 @@ class NetworkLoop(CenterLoop):
                     self.center.private.residuals[rank] = residual
         if missing := self._unknown_residuals():
             names = ", ".join(map(str, missing))
-            self.session.emit(
-                "warning",
-                message=f"A checkpoint without what the codec has left out at workers {names}: they did not answer at the end.",
-            )
+            message = f"The checkpoint lacks the codec's residuals of workers {names}: they did not answer at the end."
+            self.session.emit("warning", message=message)
 
-    def _are_owing(self) -> bool:
+    def _owes_residuals(self) -> bool:
         """Return whether workers that are present have yet to bring their residuals."""
-        if not self._ends_with_residuals:
-            return False
         brought = {rank: sequence for rank, (sequence, _) in self.membership.brought.items()}
-        here = {member.rank for member in self._members() if member.here}
-        return any(rank in here and brought.get(rank) != self.center.last(rank) for rank in self._unknown_residuals())
+        present = {member.rank for member in self._members() if member.is_present}
+        return any(brought.get(rank) != self.center.last(rank) for rank in present.intersection(self._unknown_residuals()))
 
     def _unknown_residuals(self) -> list[int]:
         center = self.center
@@ -316,7 +307,7 @@ class NetworkLoop(CenterLoop):
     # -- messages -------------------------------------------------------------------------------------------
 
     def _announce(self, rank: int) -> None:
-        self.membership.announce(rank)
+        self.membership.announce()
 
     def _on_ready(self, rank: int, incarnation: int) -> None:
         with self.membership.lock:
@@ -329,17 +320,17 @@ class NetworkLoop(CenterLoop):
 
     def _on_left(self, rank: int) -> None:
         if (last := self.center.last(rank)) and rank not in self.center.private.states:
-            self.center.private.keep(rank, self._brought(rank, last))
+            self.center.private.keep(rank, self._take_state(rank, last))
         self._keep()
 
-    def _brought(self, rank: int, sequence: int) -> WorkerState | None:
-        """Return the private state that belongs to a commit, where the worker has brought it."""
+    def _take_state(self, rank: int, sequence: int) -> WorkerState | None:
+        """Return the private state that belongs to a commit, if the worker has brought it."""
         with self.membership.lock:
             brought, state = self.membership.states.pop(rank, (0, None))
         return state if brought == sequence else None
 
     def _is_possible(self, commit: Commit) -> bool:
-        """Return whether a commit could have been made: a worker elsewhere may be wrong, and the run goes on all the same."""
+        """Return whether a worker could have made this commit. One that could not does not end the run."""
         center = self.center
         new = commit.sequence > center.last(commit.worker)
         if commit.version > center.clock or (new and commit.sequence > 1 << 40):
@@ -357,10 +348,12 @@ class NetworkLoop(CenterLoop):
             brought, residual = self.membership.brought.pop(rank, (0, None))
             self.membership.handed.pop(rank, None)  # a worker that commits has taken it
         commit.residual = residual if brought == sequence else None
-        commit.state = self._brought(rank, sequence)
+        commit.state = self._take_state(rank, sequence)
         self._deaths.pop(rank, None)
         if not self._is_possible(commit):
-            self.membership.rejected(member.where, f"worker {rank} committed what was not leased to it, or from the future")
+            self.membership.rejected(
+                member.host, f"worker {rank} committed mini-batches that it did not lease, or a version from the future"
+            )
             self._give_up(member)
             return
         self._deliver(self.center.receive(commit))
@@ -368,39 +361,45 @@ class NetworkLoop(CenterLoop):
     # -- lost workers ---------------------------------------------------------------------------------------
 
     def _mind(self, now: float) -> None:
+        membership, after = self.membership, self.engine.replace_after
         if self._shards is not None:
             self._shards.mind()
         for child in list(self._own.values()):
-            kill_if_stopped(child, now, self.engine.replace_after)
-        membership, after = self.membership, self.engine.replace_after
+            kill_if_stopped(child, now, after)
         with membership.lock:
             news, membership.news = membership.news, []
             asleep, self._minded_at = now - self._minded_at > max(4 * TICK, after / 2), now
             for member in self._members():
-                if asleep:  # the center itself was stopped, and could hear nobody
-                    member.seen = now
-                if not member.finished and member.lost_at is None and now - member.seen > after:
+                if asleep:  # the center itself was stopped, and could not hear any worker
+                    member.heard_at = now
+                if not member.finished and member.lost_at is None and now - member.heard_at > after:
                     member.lost_at, member.silent = now - after / 2, True
-                    news.append(("away", {**member.named, "reason": f"there was no sign of life for {after:g} seconds"}))
+                    news.append(("away", {**member.identity, "reason": f"there was no sign of life for {after:g} seconds"}))
             lost = [m for m in self._members() if m.lost_at is not None and not m.given_up and now - m.lost_at > after]
         for kind, data in news:
-            self._tell(kind, data)
+            self._report(kind, data)
         self._take_failures()
         for member in lost:
             self._give_up(member)
-        for rank, held_up in [(r, m) for r, m in enumerate(membership.members) if self._begun and r in self.center.live]:
-            if held_up is not None and (held_up.here or held_up.finished):
-                self._absent.pop(rank, None)
-            elif now - self._absent.setdefault(rank, now) > after:
-                self._part_with(rank)
-        if not self._begun and not self._told_of_waiting and now - self._opened_at > 2.0:
-            self._told_of_waiting = True
+        self._end_waits(now)
+        if not self._begun and not self._waiting_reported and now - self._opened_at > 2.0:
+            self._waiting_reported = True
             joined = sum(member.ready for member in self._members())
             self.session.emit("waiting", needed=self.engine.min_workers or self.engine.workers, joined=joined)
 
-    def _tell(self, kind: str, data: dict[str, Any]) -> None:
+    def _end_waits(self, now: float) -> None:
+        """Let the others wait no longer for ranks that have had no worker for too long."""
+        for rank, member in enumerate(self.membership.members):
+            if not self._begun or rank not in self.center.live:
+                continue
+            if member is not None and (member.is_present or member.finished):
+                self._absent.pop(rank, None)
+            elif now - self._absent.setdefault(rank, now) > self.engine.replace_after:
+                self._remove(rank)
+
+    def _report(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "away":
-            if data["rank"] not in self._own:  # of a process of ours more will be known
+            if data["rank"] not in self._own:  # the exit of a worker that this process has started says more
                 self.session.emit("lost", **data, pid=None)
         elif kind == "rejected":
             self.session.emit("warning", message=f"Rejected {data['peer'] or 'a client'}: {data['why']} ({data['count']}x)")
@@ -415,22 +414,22 @@ class NetworkLoop(CenterLoop):
                 return
             member.given_up = True
             member.lost_at = member.lost_at or time.monotonic()
-        self.membership.announce(member.rank)
-        self._part_with(member.rank)
+        self.membership.announce()
+        self._remove(member.rank)
         child = self._own.get(member.rank)
         if child is not None and child.process.pid is None and child.incarnation == member.incarnation:
             child.process.kill()
             self.children.release(child)
             self._replace(member.rank, child)
 
-    def _part_with(self, rank: int) -> None:
-        """Let nobody wait for a worker any longer."""
+    def _remove(self, rank: int) -> None:
+        """Remove a worker from the center: the others wait for it no longer."""
         self._absent.pop(rank, None)
         if self._begun and rank in self.center.live:
             self._deliver(self.center.leave(rank))
 
     def _take_failures(self) -> None:
-        """Handle exceptions that workers have reported. One of a worker that this process has started is kept for its exit."""
+        """Handle exceptions that workers have reported. That of a worker which this process has started waits for its exit."""
         with self.membership.lock:
             failures, self.membership.failures = self.membership.failures, []
         for member, error in failures:
@@ -438,20 +437,19 @@ class NetworkLoop(CenterLoop):
             if child is not None and child.incarnation == member.incarnation:
                 child.error = error
                 continue
-            self.session.emit("lost", **member.named, pid=member.pid, reason=error["text"])
+            self.session.emit("lost", **member.identity, pid=member.pid, reason=error["text"])
             if self.engine.on_failure == "raise":
-                raise WorkerError(member.rank, f"it raised an exception on {member.where}.\n\n{error['text'].rstrip()}")
+                raise WorkerError(member.rank, f"it raised an exception on {member.host}.\n\n{error['text'].rstrip()}")
 
     # -- workers that this process starts -------------------------------------------------------------------
 
     def _start_worker(self, rank: int) -> None:
-        incarnation, session = self.membership.reserve(rank), self.session
-        directory = session.directory.resolve()
-        where = directory if self.engine.launcher is None else self._endpoint
-        role = NetworkWorker(rank, incarnation, where, self._token, self.engine.shared, self.engine.device)
-        task = Task(f"worker-{rank}", self._worker_payload, role, directory, self.engine.threads_each)
+        incarnation, engine = self.membership.reserve(rank), self.engine
+        directory = self.session.directory.resolve()
+        where = directory if engine.launcher is None else self._endpoint
+        role = NetworkWorker(rank, incarnation, where, self._token, engine.shared, engine.device)
         self._own[rank] = self.children.start(
-            task,
+            Task(f"worker-{rank}", self._worker_payload, role, directory, engine.threads_each),
             on_exit=partial(self._on_exit, rank),
             on_note=self._on_note,
             launcher=self._launcher,
@@ -466,14 +464,12 @@ class NetworkLoop(CenterLoop):
             return
         with self.membership.lock:
             member = self.membership.members[rank]
-            if member is not None and member.incarnation != child.incarnation:
-                member = None  # it had not joined
-            finished = member is not None and member.finished
-            if member is not None and not finished:
-                member.lost_at = member.lost_at or time.monotonic()
-        if finished and child.error is None:
-            del self._own[rank]
-            return
+            if member is not None and member.incarnation == child.incarnation:
+                if member.finished and child.error is None:
+                    del self._own[rank]
+                    return
+                if not member.finished:
+                    member.lost_at = member.lost_at or time.monotonic()
         self._replace(rank, child)
 
     def _replace(self, rank: int, child: Child) -> None:
@@ -482,7 +478,7 @@ class NetworkLoop(CenterLoop):
 
 
 def _port_before(directory: Path) -> int:
-    """Return the port of an earlier start of the center, so that workers who know no more than an address find it again."""
+    """Return the port of an earlier start of the center, for workers that know only an address; 0 if there was none."""
     try:
         return endpoint.split_address(Endpoint.read(directory).address)[1]
     except (UsageError, TransportError):

@@ -1,13 +1,13 @@
-"""The center's state in a mapped file: where a center was killed, another one continues from it.
+"""The center's state in a mapped file, from which another process continues after the center was killed.
 
-Vectors are written into the spare one of two buffers, as ever; the numbers that belong to them, into the spare one of two
-pages; and one number says which pair holds. It is moved after the record has the commit and before its worker has the answer.
+Vectors are written into the spare one of two buffers, as always. The numbers that belong to them are written into the spare
+one of two pages. A single number selects the valid pair; it changes after the commit is in the record and before the worker
+gets its reply.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,97 +21,89 @@ from paragrad.rundir.checkpoint import Checkpoint
 
 SIDECAR = "center.json"
 PAGE = 1 << 20
-"""Bytes for the numbers, besides those for the mini-batches on lease."""
+"""Bytes for the numbers, in addition to those for the leased mini-batches."""
 
 
 class DurableState:
-    """The file of one incarnation of the center."""
+    """The mapped file of one start of the center."""
 
     def __init__(self, directory: Path, *, size: int, workers: int, window: int) -> None:
         self._sidecar = directory / SIDECAR
-        told = read_note(self._sidecar)
-        self._earlier = [Path(name) for name in told.get("files", ())]
+        note = read_note(self._sidecar)
+        self._earlier = [Path(name) for name in note.get("files", ())]
         self.path = new_name(directory, size, "center")
-        # All files that may be there are named, also those of a center that was killed before it had begun.
-        write_note(self._sidecar, {**told, "files": [str(path) for path in (*self._earlier, self.path)]})
+        # The note names all files that may exist, including those of a center that was killed before it had begun.
+        write_note(self._sidecar, {**note, "files": self._files()})
         self.segment = new_segment(self.path)
         room = PAGE + 64 * workers * window
         self._pages = [self.segment.allocate(f"page{i}", room, torch.uint8).numpy() for i in (0, 1)]
         self._kept = self.segment.allocate("kept", 1, torch.int64).numpy()
-        self._flips = -1
-        self._laid_out = 0
+        self.flips = -1
+        """Number of updates of the center when it was last kept."""
+        self._published = 0
+        """Tensors in the layout that was last written into the note."""
         self._changed = [set(range(workers)), set(range(workers))]
-        """Workers whose last answer is not yet in the one, or the other, copy."""
+        """Workers whose last reply is not yet in the first, or the second, copy."""
 
-    @property
-    def flips(self) -> int:
-        """How often the center had changed when it was last kept."""
-        return self._flips
-
-    def keep(self, center: Center, numbers: dict[str, Any], flips: int, answered: Iterable[int]) -> None:
-        """From here on this is what another process would go on from. ``answered`` are workers with new answers."""
+    def keep(self, center: Center, numbers: dict[str, Any], answered: set[int]) -> None:
+        """Make this the state that another process would continue from. ``answered``: workers with new replies."""
         number = int(self._kept[0]) + 1
         side = number & 1
-        numbers = {"flips": flips, **numbers}
+        numbers = {"flips": center.flips, **numbers}
         if center.optimizer is not None:
-            numbers["optimizer"] = self._keep_optimizer(center, side)
+            state = center.optimizer.state()
+            for name, tensor in state.items():
+                self._write(f"optimizer{side}.{name}", tensor)
+            numbers["optimizer"] = {name: list(tensor.shape) for name, tensor in state.items()}
         if center.scheme.answers == "remembered":
-            # What a worker was last given is part of the state, and written to while its next commit is applied.
-            self._changed[side] |= set(answered)
-            self._changed[1 - side] |= set(answered)
+            # A worker's last reply is part of the state, and the next commit overwrites it while it is applied.
+            for changed in self._changed:
+                changed.update(answered)
             for worker in self._changed[side]:
-                self._tensor(f"given{side}.{worker}", center.answers[worker])
+                self._write(f"given{side}.{worker}", center.answers[worker])
             self._changed[side].clear()
-        if 0 < self._laid_out != len(self.segment.layout):
+        if 0 < self._published != len(self.segment.layout):
             self._publish()
         data = json.dumps(numbers, separators=(",", ":")).encode()
         page = self._pages[side]
         if len(data) + 8 > page.nbytes:
-            raise ParagradError(
-                f"The center's numbers take {len(data):,} bytes, more than the {page.nbytes:,} that were set aside."
-            )
+            raise ParagradError(f"The center's numbers need {len(data):,} bytes, but only {page.nbytes:,} are reserved.")
         page[:8] = bytearray(len(data).to_bytes(8, "little"))
         page[8 : 8 + len(data)] = bytearray(data)
         self._kept[0] = number
-        self._flips = flips
-        if not self._laid_out:
-            self._publish()  # not before there is something in it: until then an earlier incarnation's holds
+        self.flips = center.flips
+        if not self._published:
+            self._publish()  # only now: until the first state is complete, that of an earlier start is valid
             for path in self._earlier:
                 path.unlink(missing_ok=True)
 
-    def _publish(self) -> None:
-        """Write down where the file is, and what lies where in it."""
-        files = [str(path) for path in (*self._earlier, self.path)]
-        write_note(self._sidecar, {"files": files, **whereabouts(self.path, self.segment)})
-        self._laid_out = len(self.segment.layout)
-
     def discard(self) -> None:
-        """The run is over, or a checkpoint holds it."""
+        """Remove all files: the run is over, or a checkpoint has its state."""
         for path in (*self._earlier, self.path, self._sidecar):
             path.unlink(missing_ok=True)
 
-    def _keep_optimizer(self, center: Center, side: int) -> dict[str, list[int]]:
-        assert center.optimizer is not None
-        shapes = {}
-        for name, tensor in center.optimizer.state().items():
-            self._tensor(f"optimizer{side}.{name}", tensor)
-            shapes[name] = list(tensor.shape)
-        return shapes
+    def _files(self) -> list[str]:
+        return [str(path) for path in (*self._earlier, self.path)]
 
-    def _tensor(self, name: str, value: torch.Tensor) -> None:
+    def _publish(self) -> None:
+        write_note(self._sidecar, {"files": self._files(), **whereabouts(self.path, self.segment)})
+        self._published = len(self.segment.layout)
+
+    def _write(self, name: str, value: torch.Tensor) -> None:
         if name not in self.segment.layout:
             self.segment.allocate(name, value.numel(), value.dtype)
         self.segment.tensor(name).copy_(value.reshape(-1))
 
 
 def left_in(directory: Path) -> Checkpoint | None:
-    """What a center that was killed has left in a run directory, if it did so on this machine since it was started."""
-    told = read_note(directory / SIDECAR)
-    segment = segment_of(told)
+    """Return the state that a killed center has left in a run directory; None if there is none, or this machine has been
+    rebooted since."""
+    note = read_note(directory / SIDECAR)
+    segment = segment_of(note)
     if segment is None:
         return None
     try:
-        return _read(segment, Path(told["file"]))
+        return _read(segment, Path(note["file"]))
     finally:
         segment.close()
 
@@ -133,7 +125,6 @@ def _read(segment: Segment, path: Path) -> Checkpoint | None:
             if name in segment.layout:
                 tensors[f"answer.{worker}"] = segment.tensor(name).clone()
                 break
-    tensors |= {
-        f"optimizer.{name}": segment.tensor(f"optimizer{side}.{name}").view(shape).clone() for name, shape in shapes.items()
-    }
+    for name, shape in shapes.items():
+        tensors[f"optimizer.{name}"] = segment.tensor(f"optimizer{side}.{name}").view(shape).clone()
     return Checkpoint(path, tensors, numbers)

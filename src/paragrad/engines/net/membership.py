@@ -1,9 +1,8 @@
-"""Which workers have joined over a network, and what they send. The transport's threads never touch the center: they put a
-commit into a slot and announce it in the pipe, as a worker of this machine does, and wait for its reply."""
+"""The workers that have joined over a network. The transport's threads never touch the center: they put a commit into a slot
+and announce it in the pipe, as a worker of this machine does, and wait for its reply."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
@@ -20,6 +19,7 @@ from paragrad.engines.exchange.slot import MESSAGE, Op, Slot, most
 from paragrad.engines.exchange.worker import CenterReader
 from paragrad.engines.net.member import Member
 from paragrad.engines.net.request import PendingExchange
+from paragrad.engines.process.children import wake_by
 from paragrad.engines.process.mapped_file import boot
 from paragrad.engines.process.segment import Segment, plain_layout
 from paragrad.engines.transport.message import PROTOCOL, Malformed, Refused
@@ -29,7 +29,7 @@ from paragrad.types import WorkerState
 BEAT = 1.0
 """Seconds between two heartbeats."""
 KINDS = 64
-"""Reasons for a rejection that are counted apart."""
+"""Largest number of reasons for a rejection that are counted separately."""
 FENCED: Header = {"fenced": True}
 """The answer to a worker whose rank has a later incarnation: it ends."""
 
@@ -53,11 +53,11 @@ class Membership:
         shares: str | None,
         window: int,
     ) -> None:
-        """``about``: what is trained. ``layout``, ``data``: what a worker's model and rows must be. ``shares``: the file of the
-        center's memory, where workers on this machine may map it."""
+        """``about``: describes what is trained. ``layout``, ``data``: what a worker's model and rows must be. ``shares``: the
+        file of the center's memory, if workers on this machine may map it."""
         self.members: list[Member | None] = [None] * center.workers
         self.incarnations = [-1] * center.workers
-        """The last number that was given out for each rank: to a worker that joined, or to one that was started."""
+        """Last incarnation of each rank, whether its worker joined or was started."""
         self.started: dict[int, int] = {}
         """Ranks that are reserved for workers which the center starts, and the incarnation that may join."""
         self.lock = threading.Lock()
@@ -68,35 +68,26 @@ class Membership:
         self.failures: list[tuple[Member, dict[str, Any]]] = []
         """Exceptions of workers: the ``text``, and the ``usage`` error, if it was one."""
         self.queue: dict[str, float] = {}
-        """Workers for which there was no rank, by their keys, and when they asked: they ask again."""
+        """Time of the last request of each worker that waits for a rank, by its key."""
         self.stopping: str | None = None
-        """Why the run is over; None while it goes on."""
+        """Reason why the run is over; None while it goes on."""
         self.answered = threading.Condition(self.lock)
         """Notified when a reply is in a slot, or the run is over."""
-        self.job = job
         self.center = center
-        self._segment = segment
         self.slots = slots
-        self._message_end = message_end
-        self._wake_end = wake_end
-        self._about = about
-        self._layout = layout
-        self._fingerprint = data
-        self._run = run
-        self._shares = shares
-        self.window = window
         self.most = most(job, slots[0].value.numel(), window)
         """Largest length of each list of a commit."""
         self.shards: list[tuple[int, int, str]] = []
         """First and last value, and address, of each shard that holds the rest of the center."""
         self.announced: dict[int, str | None] = {}
-        """Shards that are started by hand, and the last known address of each."""
+        """Last known address of each shard that is started by hand."""
         self.closed = False
-        """Whether newcomers wait until the center is complete."""
+        """True while newcomers must wait, until all shards of the center are ready."""
         self.reader = CenterReader(segment)
         self.rooms: dict[int, torch.Tensor] = {}
-        self.wants_more = False
-        """Whether workers bring their private state, and what a codec has left out of their commits."""
+        """Copies of the center that are being sent, by rank."""
+        self.wants_private = False
+        """True if workers must bring their private state and residuals."""
         self.states: dict[int, tuple[int, WorkerState]] = {}
         """Private states that workers have brought, and the commit they belong to."""
         self.brought: dict[int, tuple[int, torch.Tensor | None]] = {}
@@ -105,14 +96,21 @@ class Membership:
         """Residuals that newcomers are given; None: theirs is still on their machine."""
         self.start_id = os.urandom(8).hex()
         """Identifies this start of the center; a restarted one has another."""
+        self._codec = job.codec
+        self._segment = segment
+        self._message_end = message_end
+        self._wake = wake_by(wake_end)
+        self._about = about
+        self._layout = layout
+        self._fingerprint = data
+        self.run = run
+        self._shares = shares
+        self._window = window
 
     @property
     def codec(self) -> Codec | None:
-        """Decodes the values that arrive here: all of them, or the first slice."""
-        codec = self.job.codec
-        return codec.of_slices if codec is not None and self.shards else codec
-
-    # -- workers that the center starts ---------------------------------------------------------------------
+        """Decodes the values that arrive here: whole ones, or the first slice."""
+        return self._codec.of_slices if self._codec is not None and self.shards else self._codec
 
     def reserve(self, rank: int) -> int:
         """Reserve a rank for a worker that is about to be started; return its incarnation. Earlier ones are fenced off."""
@@ -124,8 +122,8 @@ class Membership:
     # -- short questions ------------------------------------------------------------------------------------
 
     def ask(self, name: str, header: Header, peer: str) -> Header:
-        """Answer ``about``, ``join``, ``leave``, ``warn``, ``last`` (the last commit that counts of a run that was stopped) and
-        ``shard``."""
+        """Answer ``about``, ``join``, ``leave``, ``warn``, ``shard`` and ``last`` (the last applied commit of a run that was
+        stopped)."""
         if header.get("protocol") != PROTOCOL:
             raise Malformed(
                 f"Protocol {str(header.get('protocol'))[:20]!r}, but this center uses {PROTOCOL}: install the same version of "
@@ -144,7 +142,7 @@ class Membership:
                 with self.lock:
                     member = self.member_of(header)
                     text = str(header.get("message"))[:1000]
-                    self.news.append(("warning", {"message": f"Worker {member.rank} on {member.where}: {text}"}))
+                    self.news.append(("warning", {"message": f"Worker {member.rank} on {member.host}: {text}"}))
                 return {}
             case "last":
                 with self.lock:
@@ -152,13 +150,23 @@ class Membership:
                     return {"last": self.center.last(member.rank) if self.stopping not in (None, "finished") else 0}
         raise Malformed(f"Unknown question {name[:40]!r}.")
 
+    def _announce_shard(self, header: Header) -> Header:
+        """Note the address of a shard that was started by hand; it is announced again every second."""
+        index, address = header.get("index"), str(header.get("address"))
+        with self.lock:
+            if not isinstance(index, int) or index not in self.announced:
+                expected = ", ".join(map(str, self.announced)) or "none"
+                raise Malformed(f"Shard {str(index)[:20]!r} is not expected here. Expected: {expected}.")
+            self.announced[index] = address
+        return {"start_id": self.start_id}
+
     def _leave(self, header: Header) -> Header:
         with self.lock:
             member = self.member_of(header)
             if self.stopping is not None:
                 member.knows_end = True
             elif header.get("early") is True:
-                member.lost_at = -math.inf  # it will not come back, so nobody waits for it
+                member.lost_at = -math.inf  # it will not come back, so the others need not wait for it
                 self._wake()
             elif (failure := header.get("failure")) is not None:
                 usage = header.get("usage")
@@ -174,9 +182,8 @@ class Membership:
         self._check_sameness(header)
         key = header.get("key")
         if not isinstance(key, str) or len(key) < 8:
-            raise Malformed("A worker that joins has no key of its own.")
+            raise Malformed("A worker that joins must send a key of at least 8 characters.")
         shared = self._shares is not None and header.get("boot") == boot() and header.get("uid") == os.getuid()
-        shared = shared and header.get("shared") is True
         with self.lock:
             self.queue.pop(key, None)
             if self.stopping is not None:
@@ -185,38 +192,50 @@ class Membership:
                 raise Refused("The center waits for its shards.")
             if self.closed:
                 return {"full": len(self.members)}
-            found = self._find_rank(header, key)
-            if not isinstance(found, Member):
-                return found
-            member = found
+            member = self._find_rank(header, key)
+            if not isinstance(member, Member):
+                return member
             pid = header.get("pid")
-            member.where, member.pid = str(header.get("host", ""))[:200] or peer, pid if isinstance(pid, int) else 0
-            member.machine, member.shared = str(header.get("boot", "")), shared
-            member.seen, member.lost_at, member.silent = time.monotonic(), None, False
-            if member.said == 0 and not member.ready:
-                member.said = -1 - member.incarnation
-                self.news.append(("worker", {**member.named, "pid": member.pid}))
-            told = {
+            member.host, member.pid = str(header.get("host", ""))[:200] or peer, pid if isinstance(pid, int) else 0
+            member.machine, member.shared = str(header.get("boot", "")), shared and header.get("shared") is True
+            member.heard_at, member.lost_at, member.silent = time.monotonic(), None, False
+            if member.sequence == 0 and not member.ready:
+                member.sequence = -1 - member.incarnation
+                self.news.append(("worker", {**member.identity, "pid": member.pid}))
+            answer = {
                 "rank": member.rank,
                 "incarnation": member.incarnation,
                 "start_id": self.start_id,
-                "run": self._run,
+                "run": self.run,
                 "workers": len(self.members),
-                "window": self.window,
+                "window": self._window,
                 "answers": bool(self.center.answers),
                 "beat": BEAT,
                 "shards": self.shards,
             }
             if member.shared:
-                told |= {"file": self._shares, "layout": plain_layout(self._segment.layout)}
-            return told
+                answer |= {"file": self._shares, "layout": plain_layout(self._segment.layout)}
+            return answer
+
+    def _check_sameness(self, header: Header) -> None:
+        if header.get("layout") != self._layout:
+            raise Malformed(
+                f"The worker's model has {_describe(header.get('layout'))}, the center's {_describe(self._layout)}. Every "
+                "worker must build the same model."
+            )
+        if header.get("data") != self._fingerprint:
+            raise Malformed(
+                f"The worker's rows differ from the center's (fingerprint {str(header.get('data'))[:20]}, not "
+                f"{self._fingerprint}). Give every worker the same data."
+            )
+
+    # -- ranks ----------------------------------------------------------------------------------------------
 
     def _find_rank(self, header: Header, key: str) -> Member | Header:
-        """Return the member that a worker is, or becomes; or what it is told instead."""
-        number = header.get("number")
-        if number is not None:
+        """Return the member that a worker is, or becomes; without a rank for it, the answer to send instead."""
+        if (number := header.get("number")) is not None:
             return self._find_started(number, key)
-        member = self._same(header.get("was"), key)
+        member = self._find_reconnecting(header.get("was"), key)
         if member is not None:
             return member
         if header.get("back") is True:
@@ -226,10 +245,10 @@ class Membership:
             self.queue[key] = time.monotonic()
             return {"full": len(self.members)}
         self.incarnations[rank] += 1
-        return self._seat(rank, self.incarnations[rank], key)
+        return self._assign(rank, self.incarnations[rank], key)
 
     def _find_started(self, number: Any, key: str) -> Member | Header:
-        """The same for a worker that was started with a rank and an incarnation."""
+        """Return the same for a worker that was started with a rank and an incarnation."""
         match number:
             case [int(rank), int(incarnation)] if rank in self.started:
                 pass
@@ -239,39 +258,14 @@ class Membership:
             return FENCED
         before = self.members[rank]
         if before is not None and before.incarnation == incarnation:
-            if before.key != key or before.finished:
-                return FENCED
-            # It was away for a moment. Where it was given up meanwhile, another one will be started in its place.
-            return FENCED if before.given_up else before
+            # It reconnects. If the center has given it up meanwhile, it starts another worker for the rank.
+            return FENCED if before.key != key or before.finished or before.given_up else before
         if before is not None and before.incarnation < incarnation and self._may_write(before):
             return {"full": len(self.members)}  # its predecessor is fenced off, and ends
-        return self._seat(rank, incarnation, key)
+        return self._assign(rank, incarnation, key)
 
-    def _announce_shard(self, header: Header) -> Header:
-        """Note where a shard that was started by hand is; it says so again and again."""
-        index, address = header.get("index"), str(header.get("address"))
-        with self.lock:
-            if not isinstance(index, int) or index not in self.announced:
-                wanted = ", ".join(map(str, self.announced)) or "none"
-                raise Malformed(f"Shard {str(index)[:20]!r} is not expected here. Expected: {wanted}.")
-            self.announced[index] = address
-        return {"start_id": self.start_id}
-
-    def _check_sameness(self, header: Header) -> None:
-        """Reject a worker with another model or data set."""
-        if header.get("layout") != self._layout:
-            raise Malformed(
-                f"The worker's model is {_told(header.get('layout'))}, the center's {_told(self._layout)}. Every worker must "
-                "build the same model."
-            )
-        if header.get("data") != self._fingerprint:
-            raise Malformed(
-                f"The worker's rows differ from the center's (fingerprint {str(header.get('data'))[:20]}, not "
-                f"{self._fingerprint}). Give every worker the same data."
-            )
-
-    def _same(self, was: Any, key: str) -> Member | None:
-        """Return the member that a worker was before it reconnected, where its rank was not reassigned."""
+    def _find_reconnecting(self, was: Any, key: str) -> Member | None:
+        """Return the member that a worker was before it reconnected, if its rank was not reassigned."""
         if not isinstance(was, list) or len(was) != 2 or was[0] not in range(len(self.members)):
             return None
         member = self.members[was[0]]
@@ -280,36 +274,32 @@ class Membership:
         return member
 
     def _free_rank(self, key: str) -> int | None:
-        """Return a rank that no worker has had, or else one whose worker is lost."""
-        ranks = [rank for rank in range(len(self.members)) if rank not in self.started]
-        free = [rank for rank in ranks if self.members[rank] is None]
-        free += [rank for rank in ranks if (member := self.members[rank]) is not None and self._is_free(member, key)]
-        return free[0] if free else None
-
-    def _is_free(self, member: Member, key: str) -> bool:
-        """Return whether another worker may take a member's rank."""
-        return member.lost_at is not None and (member.key == key or not self._may_write(member))
+        """Return a rank that no worker has had, or else one whose worker is lost; None if there is none."""
+        ranks = [(rank, member) for rank, member in enumerate(self.members) if rank not in self.started]
+        unused = [rank for rank, member in ranks if member is None]
+        lost = [rank for rank, m in ranks if m and m.lost_at is not None and (m.key == key or not self._may_write(m))]
+        return next(iter(unused + lost), None)
 
     def _may_write(self, member: Member) -> bool:
         """Return whether a member, even a lost one, may be in the middle of writing to memory that is shared with it."""
         return member.shared and (member.heartbeats > 0 or _maps(member.pid, self._shares))
 
-    def _seat(self, rank: int, incarnation: int, key: str) -> Member:
-        """Give a rank to a newcomer; what its predecessor still sends is not wanted any more."""
+    def _assign(self, rank: int, incarnation: int, key: str) -> Member:
+        """Give a rank to a newcomer; uploads of its predecessor are rejected from here on."""
         before = self.members[rank]
         if before is not None:
-            before.take_ticket()
+            before.uploads.begin()
         member = self.members[rank] = Member(rank, incarnation, key)
         return member
 
-    # -- exchanges ------------------------------------------------------------------------------------------
+    # -- exchanges and heartbeats ---------------------------------------------------------------------------
 
     def exchange(self, peer: str) -> PendingExchange:
         """Begin an exchange: a commit, or a request for a reply or for the center as it is."""
         return PendingExchange(self)
 
     def heartbeat(self, header: Header, peer: str) -> Iterator[Header]:
-        """Answer a worker's heartbeats, for as long as the connection holds."""
+        """Answer a worker's heartbeats until the connection ends."""
         with self.lock:
             member = self.member_of(header)
             member.heartbeats += 1
@@ -317,7 +307,7 @@ class Membership:
         try:
             while True:
                 with self.lock:
-                    member.seen = time.monotonic()
+                    member.heard_at = time.monotonic()
                     if member.silent and not member.given_up:
                         member.silent, member.lost_at = False, None
                     if self._is_fenced(member.rank, member.incarnation):
@@ -333,17 +323,17 @@ class Membership:
             with self.lock:
                 member.heartbeats -= 1
                 member.knows_end = member.knows_end or over  # it has hung up since
-                alone = not member.heartbeats and not member.finished and not member.knows_end
-                if alone and member.lost_at is None:
+                ended = not member.heartbeats and not member.finished and not member.knows_end
+                if ended and member.lost_at is None:
                     member.lost_at = time.monotonic()
-                    self.news.append(("away", {**member.named, "reason": "its connection ended"}))
+                    self.news.append(("away", {**member.identity, "reason": "its connection ended"}))
 
     def _neighbours(self, member: Member) -> int:
         """Return the number of workers on the same machine: they share its cores."""
         return sum(m is not None and m.machine == member.machine and m.lost_at is None for m in self.members) or 1
 
     def rejected(self, peer: str, why: str) -> None:
-        """Count a rejected client; the first, second, fourth, eighth ... of a kind is reported."""
+        """Count a rejected client; report the first, second, fourth, eighth ... for each reason."""
         with self.lock:
             kind = why.split(":")[0].split(",")[0][:60]
             kind = kind if kind in self.rejections or len(self.rejections) < KINDS else "other"
@@ -351,13 +341,13 @@ class Membership:
             if count & (count - 1) == 0:
                 self.news.append(("rejected", {"peer": peer, "why": why[:300], "count": count}))
 
-    def announce(self, rank: int) -> None:
-        """Wake the exchanges that wait: a reply is in a slot."""
+    def announce(self) -> None:
+        """Wake the exchanges that wait: a reply is in a slot, or a worker was given up."""
         with self.answered:
             self.answered.notify_all()
 
     def stop(self, reason: str) -> None:
-        """End the run: all who ask are told so."""
+        """End the run: every worker that asks gets the reason."""
         with self.answered:
             self.stopping = reason
             self.answered.notify_all()
@@ -365,17 +355,17 @@ class Membership:
     # -- for exchanges --------------------------------------------------------------------------------------
 
     def member_of(self, header: Header) -> Member:
-        """Return the sender of a message; raise where it has no rank here."""
+        """Return the sender of a message; raise if it has no rank here."""
         rank, incarnation = header.get("rank"), header.get("incarnation")
         if not isinstance(rank, int) or not 0 <= rank < len(self.members):
             raise Malformed(f"Worker {str(rank)[:20]!r} is unknown: this run has workers 0 to {len(self.members) - 1}.")
         if header.get("start_id") != self.start_id:
             raise Refused("gone: the center was restarted, so join again.")
         if isinstance(incarnation, int) and self._is_fenced(rank, incarnation):
-            raise Refused("fenced: this worker was taken for dead and replaced.")
+            raise Refused("fenced: the center took this worker for dead and replaced it.")
         member = self.members[rank]
         if member is None or member.incarnation != incarnation or member.given_up:
-            raise Refused("gone: the worker was given up, and its rank may be another's: join again.")
+            raise Refused("gone: the center has given this worker up, and its rank may be taken, so join again.")
         return member
 
     def _is_fenced(self, rank: int, incarnation: int) -> bool:
@@ -383,13 +373,9 @@ class Membership:
         return rank in self.started and incarnation < self.started[rank]
 
     def announce_to_center(self, member: Member, op: Op, sequence: int = 0) -> None:
-        """Write a message for the center; not once it stops, when the pipe's number may soon be another file's."""
+        """Write a message for the center. Not once the run stops: the pipe's descriptor may soon be another file's."""
         assert self.stopping is None
         os.write(self._message_end, MESSAGE.pack(member.rank, op, member.incarnation, sequence))
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # with that much to read it is awake
-            os.write(self._wake_end, b"\0")
 
 
 def _maps(pid: int, path: str | None) -> bool:
@@ -401,7 +387,7 @@ def _maps(pid: int, path: str | None) -> bool:
         return False
 
 
-def _told(layout: Any) -> str:
+def _describe(layout: Any) -> str:
     if not isinstance(layout, dict):
         return "none"
     return f"{layout.get('parameters')} parameters of {layout.get('dtype')} ({layout.get('names')})"

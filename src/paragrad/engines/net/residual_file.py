@@ -1,5 +1,5 @@
-"""What a codec has left out of a worker's commits, in a file of the worker's own machine: a killed process leaves it to the
-next that is there in its place."""
+"""A worker's residuals, that is what a codec has left out of its commits, in a file on the worker's machine: after a kill, the
+next process for the same rank continues from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,55 +18,55 @@ from paragrad.errors import UsageError
 from paragrad.types import Commit, Reply, Vector
 
 NONE = -1
-"""Instead of a commit's number: what lies there is of none."""
+"""Number of a row that belongs to no commit."""
 STALE = 86_400.0
-"""Seconds after which what nobody has come for is removed."""
+"""Seconds after which an unused file is removed."""
 
 
 class ResidualFile:
-    """Two rows, and for each the commit after which it is what was left out. A row whose commit was applied is not written to
-    before the answer to the next is there: whatever the moment of a kill, one of the numbers is that of the last one applied.
+    """Two rows, each with the number of the commit after which it is the residual. The row of an applied commit is not
+    overwritten before the next reply is there. So whenever the worker is killed, one row is that of the last applied commit.
     """
 
     def __init__(self, like: Vector, run: str, rank: int) -> None:
-        self._path, self._segment = _found(like, f"paragrad-{run}-{rank}.residual")
+        self._path, self._segment = _open(like, f"paragrad-{run}-{rank}.residual")
         self.rows = [self._segment.tensor(f"row{k}") for k in (0, 1)]
         self._numbers = self._segment.tensor("numbers")
 
     @property
     def kept(self) -> list[int]:
-        """Commits after which it is known what was left out."""
+        """Commits whose residuals are known."""
         return [number for number in self._numbers.tolist() if number > 0]
 
     def of(self, sequence: int) -> Vector:
-        """What was left out after that commit."""
+        """Return the residual after a commit."""
         return self.rows[self._numbers.tolist().index(sequence)]
 
     def after(self, sequence: int) -> dict[str, Vector]:
-        """The same, as it is brought to the center; nothing where it is not known."""
+        """Return the residual after a commit as it is sent to the center; nothing if it is not known."""
         return {"residual": self.of(sequence)} if sequence in self.kept else {}
 
     def sent(self, commit: Commit) -> None:
-        """Its row is written, and it is about to go out."""
+        """Note that a commit, whose row is written, is about to be sent."""
         self._numbers[self._row(commit.residual)] = commit.sequence
-        os.utime(self._segment.fd)  # it is in use: memory that is mapped does not say so by itself
+        os.utime(self._segment.fd)  # writing to mapped memory does not change the time of the file
 
     def answered(self, reply: Reply, commit: Commit | None) -> None:
-        """What it says of the rows: which holds, and which may be written to."""
-        if commit is None:  # a newcomer: this is where it goes on from
-            holds = self._row(reply.residual)
-            self._numbers[1 - holds] = NONE
-            self._numbers[holds] = reply.last
+        """Note which row is valid after a reply; the other one may be overwritten. ``commit`` is None for a newcomer."""
+        if commit is None:
+            valid = self._row(reply.residual)
+            self._numbers[1 - valid] = NONE
+            self._numbers[valid] = reply.last
         else:
             row = self._row(commit.residual)
             self._numbers[1 - row if reply.applied else row] = NONE
 
     def close(self, *, keep: bool) -> None:
-        """Let go of it; with ``keep`` another may go on from it."""
+        """Close the file; with ``keep`` it stays, for another process."""
         if self._path is not None:
             if not keep:
                 self._path.unlink(missing_ok=True)
-            fcntl.flock(self._segment.fd, fcntl.LOCK_UN)  # memory that is mapped would hold it
+            fcntl.flock(self._segment.fd, fcntl.LOCK_UN)  # mapped memory would keep the lock
         self._segment.close()
 
     def _row(self, residual: Vector | None) -> int:
@@ -75,37 +74,37 @@ class ResidualFile:
         return next(k for k in (0, 1) if self.rows[k].data_ptr() == residual.data_ptr())
 
 
-def _found(like: Vector, name: str) -> tuple[Path | None, Segment]:
-    """The file of that name, as it was left or new; memory without a name where none can be had."""
-    for folder in (mapped_file.FAST, Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError, UsageError):  # no room there, or another process works on this place still
-            segment = _opened(folder / name, like)
-            _remove_stale(folder)
+def discard(run: str) -> None:
+    """Remove what workers on this machine left of a finished run. One that was ended at the last moment leaves its file."""
+    for folder in _folders():
+        _remove_unused(folder, f"paragrad-{run}-*.residual", older=0.0)
+
+
+def _folders() -> tuple[Path, Path]:
+    """Return where files are made: in the first folder that has room."""
+    return mapped_file.FAST, Path(tempfile.gettempdir())
+
+
+def _open(like: Vector, name: str) -> tuple[Path | None, Segment]:
+    """Open the file of that name, or make it; without room for it, or if another process uses it, return unnamed memory."""
+    for folder in _folders():
+        with contextlib.suppress(OSError, UsageError):
+            segment = _open_file(folder / name, like)
+            _remove_unused(folder, "paragrad-*.residual", older=STALE)
             return folder / name, segment
     segment = Segment()
     _lay_out(segment, like)
     return None, segment
 
 
-def _lay_out(segment: Segment, like: Vector) -> None:
-    """Zeros, where there was nothing; of no commit."""
-    before = os.fstat(segment.fd).st_size
-    segment.allocate("numbers", 2, torch.int64)
-    for k in (0, 1):
-        segment.allocate(f"row{k}", like.numel(), like.dtype)
-    if before != os.fstat(segment.fd).st_size:
-        segment.tensor("numbers")[:] = NONE
-
-
-def _opened(path: Path, like: Vector) -> Segment:
-    """The file; raises where it cannot be had, or another process has it."""
+def _open_file(path: Path, like: Vector) -> Segment:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     status = os.fstat(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         status = os.fstat(fd)
         if status.st_uid != os.getuid() or status.st_nlink != 1:
-            raise PermissionError(f"{path} is another's, or was removed just now.")
+            raise PermissionError(f"{path} belongs to another user, or was removed just now.")
         segment = Segment(fd)
         _lay_out(segment, like)
         return segment
@@ -116,19 +115,23 @@ def _opened(path: Path, like: Vector) -> Segment:
         raise
 
 
-def _remove_stale(folder: Path) -> None:
-    """Files that were left by processes for which no other has come."""
-    for path in folder.glob("paragrad-*.residual"):
-        with contextlib.suppress(OSError), _locked(path) as status:
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > STALE:
+def _lay_out(segment: Segment, like: Vector) -> None:
+    before = os.fstat(segment.fd).st_size
+    segment.allocate("numbers", 2, torch.int64)
+    for k in (0, 1):
+        segment.allocate(f"row{k}", like.numel(), like.dtype)
+    if before != os.fstat(segment.fd).st_size:  # a new file, or one of another model
+        segment.tensor("numbers")[:] = NONE
+
+
+def _remove_unused(folder: Path, pattern: str, *, older: float) -> None:
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError), open(path, "rb", opener=_no_link) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(file.fileno())
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > older:
                 path.unlink()
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[os.stat_result]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield os.fstat(fd)
-    finally:
-        os.close(fd)
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)

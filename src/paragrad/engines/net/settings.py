@@ -15,69 +15,70 @@ from paragrad.errors import UsageError
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Where the center listens, who may join, and what happens to lost workers."""
+    """Settings of a center that listens: its address, who may join, and what happens to lost workers."""
 
     workers: int = 2
-    """Places: how many may work at a time."""
+    """Largest number of workers at a time."""
     address: str = "127.0.0.1:0"
-    """Where the center listens, as 0.0.0.0:7000; port 0: any that is free. Loopback is reached from this machine alone."""
+    """Address to listen at, such as 0.0.0.0:7000; port 0 takes any free port. Only this machine can reach 127.0.0.1."""
     token: str | None = field(default=None, repr=False, metadata={options.APART: True})
-    """What workers must know; by default drawn at random, and in the file token of the run directory."""
+    """Secret that workers must know; by default a random one, in the file token of the run directory."""
     min_workers: int | None = None
-    """Begin once so many have joined. [default: all]"""
+    """Begin once this many workers have joined. [default: all]"""
     here: int = 0
     """Workers that this process starts itself, on this machine; the others join."""
     shared: bool = True
     """Workers on the center's machine use its memory instead of the network."""
     tls: Literal["auto", "on", "off"] = "auto"
-    """Whether the connection is encrypted; auto: where the address can be reached from elsewhere."""
+    """Encrypt the connection; auto: if other machines can reach the address."""
     certificate: str | None = None
-    """A certificate of your own, as a PEM file; by default one is made, and pinned by workers that read endpoint.json."""
+    """Your own certificate, a PEM file. By default one is made, and workers that read endpoint.json trust only that one."""
     key: str | None = None
-    """Its private key."""
+    """Private key of the certificate."""
     advertise: str | None = None
-    """The name by which workers reach this host. [default: that of the address, or of the host]"""
+    """Name by which workers reach this host. [default: that of the address, or of the host]"""
     replace_after: float = 5.0
-    """Seconds until others no longer wait for a worker that is not heard of."""
+    """Seconds without a sign of life after which the others no longer wait for a worker."""
     threads: int | None = None
-    """Threads of each worker that this process starts; by default the cores, shared out."""
+    """Threads of each worker that this process starts; by default the cores are divided among them."""
     on_failure: Literal["raise", "replace"] = "raise"
-    """What a worker's exception does: end the run, or leave its place to another."""
+    """Effect of a worker's exception: end the run, or give its rank to another worker."""
     device: str = "cpu"
-    """Where the models of workers that this process starts are."""
+    """Device for the models of workers that this process starts."""
     shards: int = 1
-    """Processes that the center is spread over, each with a slice of it and a port of its own; from 2 on without ``shared``."""
+    """Processes that hold a slice of the center each, on their own ports. With 2 or more, ``shared`` has no effect."""
     shards_elsewhere: int = 0
-    """How many of these, the last ones, are started by hand, on other machines: paragrad shard DIR --index K."""
+    """How many of the shards, the last ones, you start by hand on other machines: paragrad shard DIR --index K."""
     launcher: Launcher | None = field(default=None, metadata={options.APART: True})
-    """What starts the ``here`` workers; by default they are children of this process."""
+    """Starts the ``here`` workers; by default they are children of this process."""
 
     def __post_init__(self) -> None:
         least = self.workers if self.min_workers is None else self.min_workers
         if self.workers < 1:
-            raise UsageError(f"workers={self.workers}, but at least 1 place is needed.")
+            raise UsageError(f"workers={self.workers}, but at least 1 is needed.")
         if not 1 <= least <= self.workers:
-            raise UsageError(f"min_workers={self.min_workers}, but it is 1 to {self.workers}, the number of places (workers).")
+            raise UsageError(f"min_workers={self.min_workers}, but it must be 1 to {self.workers} (workers).")
         if not 0 <= self.here <= self.workers:
-            raise UsageError(f"here={self.here}, but it is 0 to {self.workers}, the number of places (workers).")
+            raise UsageError(f"here={self.here}, but it must be 0 to {self.workers} (workers).")
         if (self.certificate is None) != (self.key is None):
             raise UsageError("certificate and key belong together: give both, or neither.")
         if self.token is not None and len(self.token) < 16:
             raise UsageError(f"The token has {len(self.token)} characters, but at least 16 are needed.")
         if self.tls not in ("auto", "on", "off"):
-            raise UsageError(f"tls={self.tls!r}, but it is auto, on or off.")
+            raise UsageError(f"tls={self.tls!r}, but it must be auto, on or off.")
         if self.on_failure not in ("raise", "replace"):
-            raise UsageError(f"on_failure={self.on_failure!r}, but a failure can 'raise' or 'replace'.")
+            raise UsageError(f"on_failure={self.on_failure!r}, but it must be 'raise' or 'replace'.")
         if self.replace_after <= 0:
-            raise UsageError(f"replace_after={self.replace_after}, but it is a number of seconds above 0.")
+            raise UsageError(f"replace_after={self.replace_after}, but it must be a number of seconds above 0.")
         if self.shards < 1:
-            raise UsageError(f"shards={self.shards}, but the center lies in at least 1 process.")
+            raise UsageError(f"shards={self.shards}, but the center needs at least 1 process.")
         if not 0 <= self.shards_elsewhere < self.shards:
             raise UsageError(
-                f"shards_elsewhere={self.shards_elsewhere}, but it is 0 to {self.shards - 1}: one is the center's own process."
+                f"shards_elsewhere={self.shards_elsewhere}, but it must be 0 to {self.shards - 1}: one shard is in the "
+                "center's process."
             )
         if self.shards_elsewhere and self.certificate is not None:
-            raise UsageError("A certificate of your own is for one host: leave it out where shards are on others.")
+            raise UsageError("Your own certificate is for one host: leave it out if shards run on other hosts.")
         endpoint.split_address(self.address)
 
     @property
@@ -86,9 +87,9 @@ class NetworkSettings:
         return self.threads or max(1, devices.usable_cores() // max(1, self.here))
 
     def certificate_pair(self, directory: Path) -> tuple[bytes, bytes] | None:
-        """(certificate, key) that the center shows; None: it does not encrypt."""
+        """Return the center's certificate and key; None if it does not encrypt."""
         if self.certificate is not None and self.key is not None:
-            return endpoint.given_pair(self.certificate, self.key)
+            return endpoint.read_pair(self.certificate, self.key)
         host, _ = endpoint.split_address(self.address)
         if self.tls == "off" or (self.tls == "auto" and endpoint.is_loopback(host)):
             return None

@@ -9,6 +9,7 @@ import zlib
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ from paragrad.engines.process.devices import usable_cores
 from paragrad.engines.process.mapped_file import FAST
 from paragrad.engines.process.segment import Segment
 from paragrad.engines.process.task import Report
-from paragrad.engines.sharding.client import ShardClients, ShardedReader, is_sound
+from paragrad.engines.sharding.client import ShardClients, ShardedReader, is_finite
 from paragrad.engines.transport import header as headers
 from paragrad.engines.transport.connection import Connection, Fenced, Placement, Replaced, RunEnded
 from paragrad.engines.transport.endpoint import Endpoint
-from paragrad.engines.transport.header import CODED, flat, most_bytes, put_state, rooms_for_state
+from paragrad.engines.transport.header import commit_vectors, flat, most_bytes, put_state, reply_vectors, rooms_for_state
 from paragrad.engines.transport.message import Vectors
 from paragrad.engines.transport.transport import Header
 from paragrad.errors import UsageError
@@ -39,19 +40,19 @@ from paragrad.types import COMMIT, REPLY, Commit, Reply, Vector, WorkerState
 
 @dataclass(frozen=True)
 class NetworkWorker:
-    """The role of a worker process that the center has started, on any machine: joins with its number, trains to the end."""
+    """The role of a worker process that the center has started, on any machine: joins for its rank, trains to the end."""
 
     rank: int
     incarnation: int
     where: Path | Endpoint
-    """The run directory, where this machine sees it, or the center's address."""
+    """The run directory, if this machine sees it, or the center's address."""
     token: str
     shared: bool
     device: str
 
     def __call__(self, job: Job, report: Report) -> None:
-        number = self.rank, self.incarnation
-        connection = Connection(self.where, self.token, shared=self.shared, number=number, say=_say)
+        number, say = (self.rank, self.incarnation), partial(print, flush=True)
+        connection = Connection(self.where, self.token, shared=self.shared, number=number, say=say)
         learner = warm_learner(job, self.device)
         try:
             work_on(job, learner, connection, same_as(job, learner))
@@ -65,31 +66,23 @@ class NetworkWorker:
             connection.close()
 
 
-def _say(message: str) -> None:
-    print(message, flush=True)
-
-
 def same_as(job: Job, learner: Learner) -> dict[str, Any]:
-    """Return what must be the same here as at the center."""
-    return {"layout": layout_of(learner), "data": fingerprint(job.train)}
-
-
-def layout_of(learner: Learner) -> dict[str, Any]:
-    """Return what two models must have in common: the number of values, their type, their names."""
+    """Describe the model and the rows, which must be the same here as at the center."""
     module = getattr(learner, "module", None)
     named = [] if module is None else [(name, tuple(p.shape)) for name, p in module.named_parameters()]
-    return {
+    layout = {
         "parameters": learner.weights.numel(),
         "dtype": str(learner.weights.dtype).removeprefix("torch."),
         "buffers": learner.buffers.numel(),
         "integers": learner.integers.numel(),
         "names": f"{zlib.crc32(repr(named).encode()):08x}",
     }
+    return {"layout": layout, "data": fingerprint(job.train)}
 
 
 def work_on(job: Job, learner: Learner, connection: Connection, same: dict[str, Any], *, shares_cores: bool = False) -> None:
-    """Train until there are no rows left; a worker that was given up meanwhile begins again. ``shares_cores``: it computes
-    with as many threads as its machine has for each of its workers."""
+    """Train until there are no rows left; a worker that was given up meanwhile joins again. ``shares_cores``: the workers on
+    this machine divide its cores among them."""
     if isinstance(job.train, Reporting):
         job.train.report = connection.warn
     while True:
@@ -103,10 +96,11 @@ def work_on(job: Job, learner: Learner, connection: Connection, same: dict[str, 
             connection.leave()
             keep = False
             return
-        except (Replaced, Fenced) as gone:
+        except Replaced:
             keep = False
-            if isinstance(gone, Fenced):
-                raise
+        except Fenced:
+            keep = False
+            raise
         except RunEnded as ended:
             keep = residuals is not None and str(ended) != "finished" and not connection.bring_residual(residuals.after)
             raise
@@ -120,31 +114,31 @@ def _exchange_of(joined: Joined) -> NetworkExchange:
     if joined.placement.file is not None:
         try:
             return MappedExchange(joined)
-        except FileNotFoundError:  # the same machine, but another container
+        except FileNotFoundError:  # another container on the same machine
             joined = replace(joined, placement=joined.connection.unshare())
     return ShardedExchange(joined) if joined.placement.shards else WireExchange(joined)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker that has joined: all that its exchanges need."""
+    """A worker that has joined, with all that its exchanges need."""
 
     job: Job
     learner: Learner
     connection: Connection
     placement: Placement
     residuals: ResidualFile | None
-    """What the codec leaves out of commits; None without one."""
+    """Residuals of the codec; None without one."""
     pool: ThreadPoolExecutor
 
 
 class NetworkExchange(Exchange, ABC):
-    """Exchanges that go on in a thread of their own, so that a window may be computed meanwhile."""
+    """Exchanges that run in another thread, so that a window may be computed meanwhile."""
 
     def __init__(self, joined: Joined, slot: Slot, reader: ReadsCenter, answer: Vector | None) -> None:
         self._connection, self._residuals, self._pool = joined.connection, joined.residuals, joined.pool
         self._wanted = False
-        """Whether the center asks for residuals and private state, with the next commit."""
+        """True if the center asks for residuals and private state, with the next commit."""
         self._commit: Commit | None = None
         self._given: Vector | None = None
         self._given_state: dict[str, torch.Tensor] | None = None
@@ -155,7 +149,7 @@ class NetworkExchange(Exchange, ABC):
         self._in_flight: Future[None] = self._pool.submit(self._exchange)
 
     def send(self, commit: Commit) -> None:
-        """Write the commit down, and send it."""
+        """Write the commit into the slot, and send it."""
         super().send(commit)
         self._commit = commit
         if self._residuals is not None:
@@ -163,7 +157,7 @@ class NetworkExchange(Exchange, ABC):
         self._in_flight = self._pool.submit(self._exchange)
 
     def receive(self) -> Reply:
-        """Wait for the reply, and take it."""
+        """Wait for the reply, and return it."""
         self._in_flight.result()
         if self.shares_cores and self._connection.neighbours != self._neighbours:
             self._neighbours = self._connection.neighbours
@@ -201,7 +195,7 @@ class NetworkExchange(Exchange, ABC):
         return {"op": "begin"} if self._residuals is None else {"op": "begin", "kept": self._residuals.kept}
 
     def _private(self) -> dict[str, torch.Tensor]:
-        """Return private state and residuals, where the center asks for them."""
+        """Return private state and residuals, if the center asks for them."""
         if self._commit is None:
             return {}
         _, vectors = put_state(self._commit.state, self._most_bytes)
@@ -218,7 +212,7 @@ class NetworkExchange(Exchange, ABC):
         return rooms | {"residual": self._given}
 
     def _take_private(self, back: Header) -> Vector | None:
-        """Return the residual that a newcomer continues from: it is given, or still here; None: nothing is known of it."""
+        """Return the residual that a newcomer continues from, which is in the reply or still here; None if it is unknown."""
         self._wanted = bool(back.get("wanted"))
         if self._residuals is None or self._commit is not None:
             return None
@@ -226,7 +220,7 @@ class NetworkExchange(Exchange, ABC):
 
 
 class WireExchange(NetworkExchange):
-    """Vectors go over the connection, from and into memory of this worker's own."""
+    """Vectors go over the connection, from and into this worker's private memory."""
 
     def __init__(self, joined: Joined) -> None:
         like, window = joined.learner.weights, joined.placement.window
@@ -242,7 +236,7 @@ class WireExchange(NetworkExchange):
         self._residual = self._take_private(self._back)
 
     def _reply(self) -> Reply:
-        """Make the reply of what came over the wire."""
+        """Make the reply from what came over the wire."""
         slot = self._slot
         assert self._answer is not None
         if slot.residuals and self._commit is None:
@@ -259,19 +253,14 @@ class WireExchange(NetworkExchange):
     def _vectors(self) -> Vectors:
         if self._commit is None:
             return {}
-        slot, size, coded = self._slot, self._commit.value.numel(), self._commit.coded
-        vectors = {"value": slot.value[:size]} if coded is None else {CODED + name: tensor for name, tensor in coded.items()}
-        vectors |= {f"also.{name}": vector[:size] for name, vector in slot.also.items()}
-        vectors |= {"buffers": slot.buffers, "integers": slot.integers, **self._private()}
-        return {name: vector for name, vector in vectors.items() if vector.numel() or name.startswith(CODED)}
+        return commit_vectors(self._slot, self._commit.value.numel(), self._commit.coded, self._private())
 
     def _room(self, back: Header) -> Vectors:
-        """Return where the vectors of a reply go."""
+        """Return the memory that the vectors of a reply go into."""
         if "sequence" not in back:
             return {}
         assert self._answer is not None
-        rooms = {"value": self._answer, "buffers": self._slot.reply_buffers, "integers": self._slot.reply_integers}
-        return {name: room for name, room in rooms.items() if room.numel()} | self._room_for_private(back)
+        return reply_vectors(self._slot, self._answer, self._room_for_private(back))
 
 
 class WireReader:
@@ -291,11 +280,11 @@ class WireReader:
 
 
 class ShardedExchange(WireExchange):
-    """The center is spread over several processes: each has its slice of every vector."""
+    """The center is sharded: each shard has its slice of every vector."""
 
     def __init__(self, joined: Joined) -> None:
         self._shards = ShardClients(joined.connection, joined.placement, joined.pool, joined.job.codec)
-        self._is_sound = True
+        self._is_finite = True
         super().__init__(joined)
         self._reader = ShardedReader(self._reader, self._shards)
 
@@ -309,22 +298,23 @@ class ShardedExchange(WireExchange):
         if self._commit is None:
             return header
         vectors = super()._vectors()
-        self._is_sound = is_sound({**vectors, "value": self._slot.value})  # an encoded value: as it will be decoded
-        if not self._is_sound:
-            return {**header, "staged": self._shards.start_id, "beside": 0}
+        # With a codec, the slot has the value as it will be decoded.
+        self._is_finite = is_finite({**vectors, "value": self._slot.value})
+        if not self._is_finite:
+            return {**header, "staged": self._shards.placement.start_id, "beside": 0}
         start_id = self._shards.put(vectors, self._commit.sequence)
-        return {**header, "staged": start_id, "beside": self._shards.weight(vectors)}
+        return {**header, "staged": start_id, "beside": self._shards.size(vectors)}
 
     def _vectors(self) -> Vectors:
         vectors = super()._vectors()
-        return self._shards.first(vectors) if self._is_sound else self._shards.spoiled(vectors)
+        return self._shards.first(vectors) if self._is_finite else self._shards.first_as_nan(vectors)
 
     def _room(self, back: Header) -> Vectors:
         return self._shards.first(super()._room(back))
 
 
 class MappedExchange(NetworkExchange):
-    """On the center's own machine: vectors are in its memory, and only headers go over the connection."""
+    """On the center's machine: vectors are in its memory, and only headers go over the connection."""
 
     def __init__(self, joined: Joined) -> None:
         self._placement, self._residuals = joined.placement, joined.residuals
@@ -346,31 +336,31 @@ class MappedExchange(NetworkExchange):
             self._slot.put_residual(residual)
 
     def _moved_header(self) -> Header:
-        """Return the header; where the center was restarted, map its new memory first and write the commit there."""
+        """Return the header; after a restart of the center, first map its new memory and write the commit there."""
+        self._follow_center()
+        return self._header()
+
+    def send(self, commit: Commit) -> None:
+        """Write the commit into the slot, and announce it."""
+        self._follow_center()
+        super().send(commit)
+
+    def _follow_center(self) -> None:
         placement = self._connection.placement
         assert placement is not None
         if placement.start_id != self._placement.start_id:
             self._placement = placement
-            commit = self._commit
             self._slot, self._reader, self._answer = self._open(self._job, self._learner, placement)
-            if commit is not None:
-                self._slot.put_commit(commit)
+            if self._commit is not None:
+                self._slot.put_commit(self._commit)
             self.me.move(self._where_to_write())
-        return self._header()
-
-    def send(self, commit: Commit) -> None:
-        """Write the commit down, and announce it."""
-        placement = self._connection.placement
-        if placement is not None and placement.start_id != self._placement.start_id:
-            self._moved_header()
-        super().send(commit)
 
 
 def _opened(path: Path) -> int:
-    """Open a center's memory: a file of this user's own, which no other may write to."""
+    """Open a center's memory: a file of this user, which no other may write to."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     status = os.fstat(fd)
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or not path.name.endswith(".center"):
         os.close(fd)
-        raise UsageError(f"{path} is not the memory of a center of yours (in {FAST} or the run directory): it is not opened.")
+        raise UsageError(f"{path} is not the memory of your own center (in {FAST} or the run directory): it is not opened.")
     return fd

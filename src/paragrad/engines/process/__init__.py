@@ -1,1 +1,1 @@
-"""Child processes: the fork server, signals, devices, shared memory. Knows no center."""
+"""Child processes: the fork server, signals, devices and shared memory."""

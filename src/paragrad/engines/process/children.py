@@ -1,4 +1,4 @@
-"""The processes that this one has started and watches: their notes, and their end."""
+"""Starts child processes and watches them: reads their notes and handles their exit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from paragrad.engines.process.launcher import Forks, Launcher, Process, is_stopped
 from paragrad.engines.process.notes import Notes
@@ -18,49 +18,49 @@ from paragrad.engines.process.task import Task
 
 
 class Poller:
-    """Descriptors that are waited for, each with the function that is called when there is something to read."""
+    """Waits for descriptors and calls a function for each one that is readable."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._calls: dict[int, Callable[[], None]] = {}
 
     def add(self, fd: int, call: Callable[[], None]) -> None:
-        """Call this whenever the descriptor is readable."""
+        """Call a function whenever the descriptor is readable."""
         self._calls[fd] = call
         self._poll.register(fd, select.POLLIN)
 
     def drop(self, fd: int) -> None:
-        """Stop waiting for a descriptor; nothing happens where it is not waited for."""
+        """Stop waiting for a descriptor, if it was added."""
         if self._calls.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def wait(self, seconds: float) -> None:
-        """Wait for at most so long, and call what is due."""
+        """Wait for at most this long, and call the functions of readable descriptors."""
         due = [(fd, self._calls.get(fd)) for fd, _ in self._poll.poll(max(1, seconds * 1000))]
         for fd, call in due:
-            # A call may close the descriptor of another, and a new process be given the same number.
+            # A call may close another descriptor, and a new process may get the same number.
             if call is not None and self._calls.get(fd) is call:
                 call()
 
 
 @dataclass(eq=False)
 class Child:
-    """One started process and what is known of it."""
+    """One started process and its state."""
 
     process: Process
     task: Task
     incarnation: int = 0
     error: dict[str, Any] | None = None
-    """The exception that ended it: its ``text``, and the ``usage`` error, if it was one."""
+    """The exception that ended it: its ``text``, and the message of a ``usage`` error if it was one."""
     stopped_at: float | None = None
-    """Since when it has been stopped by a signal (monotonic)."""
+    """Time (monotonic) when it was found stopped by a signal."""
     ended: bool = False
-    _on_exit: Callable[[Child], None] = field(default=lambda child: None, repr=False)
-    _on_note: Callable[[str, Any], None] = field(default=lambda kind, what: None, repr=False)
+    _on_exit: OnExit = field(default=lambda child: None, repr=False)
+    _on_note: OnNote = field(default=lambda kind, what: None, repr=False)
 
     @property
     def notes(self) -> Notes | None:
-        """The pipe of its notes, where it is a child of this process."""
+        """The pipe of its notes; None if it is not a child of this process."""
         return getattr(self.process, "notes", None)
 
     def read_notes(self) -> None:
@@ -73,19 +73,24 @@ class Child:
                     self._on_note(kind, what)
 
 
+OnExit: TypeAlias = Callable[[Child], None]
+OnNote: TypeAlias = Callable[[str, Any], None]
+"""Called with the kind and the content of a note."""
+
+
 @dataclass
 class _Exit:
-    """A launcher's report that a process has ended."""
+    """Exit of a launcher's process, which may be reported before its ``Child`` exists."""
 
     child: Child | None = None
     reported: bool = False
 
 
 class Children:
-    """Starts processes and watches them. All is called by one thread, but for the launcher's report of an exit."""
+    """Starts processes and watches them. One thread calls all methods, except for a launcher's report of an exit."""
 
     def __init__(self, poller: Poller, wake: Callable[[], None]) -> None:
-        """``wake`` is called from any thread to end a wait of the poller."""
+        """``wake`` ends a wait of the poller; it is called from any thread."""
         self._poller = poller
         self._wake = wake
         self._forks = Forks()
@@ -98,17 +103,17 @@ class Children:
         self,
         task: Task,
         *,
-        on_exit: Callable[[Child], None],
-        on_note: Callable[[str, Any], None],
+        on_exit: OnExit,
+        on_note: OnNote,
         launcher: Launcher | None = None,
         incarnation: int = 0,
     ) -> Child:
-        """Start a process. ``on_note`` is called with what it reports, ``on_exit`` once it has ended and all was read."""
+        """Start a process. ``on_note`` is called with each report, ``on_exit`` after its end, when all reports were read."""
         launcher = launcher or self._forks
         exit = _Exit()
         process = launcher.start(task, partial(self._report, exit))
         child = exit.child = Child(process, task, incarnation, _on_exit=on_exit, _on_note=on_note)
-        if exit.reported:  # before it was known whose it is
+        if exit.reported:  # before the child existed
             self._report(exit)
         self.running.append(child)
         if process.sentinel is not None:
@@ -118,13 +123,12 @@ class Children:
         return child
 
     def attend(self) -> None:
-        """Handle exits that launchers have reported."""
+        """Handle the exits that launchers have reported."""
         while self._reported:
             self.end(self._reported.popleft())
 
     def release(self, child: Child, *, read: bool = True) -> None:
-        """Stop watching a process that has ended, or is about to; its exit is not handled any more. ``read``: its last notes
-        are."""
+        """Stop watching a process that has ended or is about to. Its exit is not handled; its last notes are, if ``read``."""
         if child.ended:
             return
         child.ended = True
@@ -138,24 +142,23 @@ class Children:
             child.notes.close()
 
     def close(self) -> None:
-        """Kill all processes that still run, and wait for them; later reports of exits are ignored."""
+        """Kill all running processes and wait for them; later reports of exits are ignored."""
         with self._lock:
             self._closed = True
-        for child in list(self.running):
-            child.process.kill()
+        self.kill_at_once()
         for child in list(self.running):
             self.release(child, read=False)
             child.process.join()
 
     def kill_at_once(self) -> None:
-        """Kill all processes that still run, without waiting: for a signal handler."""
+        """Kill all running processes without waiting, as a signal handler needs."""
         for child in list(self.running):
             child.process.kill()
 
     def _report(self, exit: _Exit) -> None:
-        """Note that a launcher's process has ended; called in any thread."""
+        """Queue the exit of a launcher's process; called from any thread."""
         exit.reported = True
-        with self._lock:  # once closed, the descriptor that wakes the poller may be another file's
+        with self._lock:  # after close, the descriptor that wakes the poller may belong to another file
             if exit.child is not None and not self._closed:
                 self._reported.append(exit.child)
                 self._wake()
@@ -175,7 +178,7 @@ class Children:
 
 
 def wake_by(fd: int) -> Callable[[], None]:
-    """Return a function that wakes a poller by writing into a pipe; a full pipe wakes it anyway."""
+    """Return a function that wakes a poller by writing into a pipe; if the pipe is full, the poller wakes anyway."""
 
     def wake() -> None:
         with contextlib.suppress(BlockingIOError):
@@ -185,7 +188,7 @@ def wake_by(fd: int) -> Callable[[], None]:
 
 
 def kill_if_stopped(child: Child, now: float, after: float) -> None:
-    """Kill a process of this machine that has been stopped by a signal for so many seconds."""
+    """Kill a process of this machine that has been stopped by a signal for longer than ``after`` seconds."""
     if not is_stopped(child.process):
         child.stopped_at = None
         return

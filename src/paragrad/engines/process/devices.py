@@ -1,4 +1,4 @@
-"""Cores and devices: which there are, and how much they hold."""
+"""Available cores and devices, and their memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from paragrad.jobs.factories import check_device
 from paragrad.learners.learner import Learner
 
 USED = 0.9
-"""The share of a device's memory that is counted on."""
-CGROUP = Path("/sys/fs/cgroup/memory.max")
+"""Share of a device's memory that a run may use."""
+MEMORY_LIMIT, CPU_LIMIT = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/cpu.max")
+"""Limits of the container; a missing file, or the word max, is no limit."""
 
 
 def check(device: str, make: Callable[[str], Learner] | None = None) -> None:
-    """Raise where torch cannot compute there, or where a function that makes learners makes none there."""
+    """Raise if torch cannot use the device, or if ``make`` cannot make a learner on it."""
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -30,17 +31,17 @@ def check(device: str, make: Callable[[str], Learner] | None = None) -> None:
 
 
 def room(device: str) -> int:
-    """Bytes that a run may take there. It goes by what the device has, not by what is free now, so that runs repeat."""
+    """Return the bytes that a run may use on a device: a share of all its memory, not of the free part, so that runs repeat."""
     if device.startswith("cuda"):
         return int(USED * torch.cuda.get_device_properties(device).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):
-        total = min(total, int(CGROUP.read_text()))
+        total = min(total, int(MEMORY_LIMIT.read_text()))
     return int(USED * total)
 
 
 def in_words(size: float) -> str:
-    """Bytes as people say them."""
+    """Return a number of bytes with its unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:,.0f} {unit}"
@@ -49,11 +50,9 @@ def in_words(size: float) -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, by its affinity and the container's quota."""
+    """Return the number of cores that this process may use: its affinity, limited by the container's quota."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as quota:
-            limit, period = quota.read().split()
-        if limit != "max":
-            cores = min(cores, max(1, round(int(limit) / int(period))))
+        limit, period = map(int, CPU_LIMIT.read_text().split())
+        cores = min(cores, max(1, round(limit / period)))
     return cores

@@ -1,4 +1,4 @@
-"""Child processes from a fork server that has torch loaded: a replacement starts in hundredths of a second."""
+"""Child processes from a fork server that has torch loaded, so that a replacement starts in hundredths of a second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def server() -> multiprocessing.context.ForkServerContext:
-    """Start the fork server if it does not run yet; it loads torch while the caller goes on."""
+    """Start the fork server if it does not run yet; it loads torch while the caller continues."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, PRELOAD_KERAS] if _has_keras() else PRELOAD)
     from multiprocessing.forkserver import ensure_running
@@ -35,14 +35,13 @@ def server() -> multiprocessing.context.ForkServerContext:
 
 
 def _has_keras() -> bool:
-    """Whether this process has loaded Keras, on torch: its workers will need it, too."""
     backend = getattr(sys.modules.get("keras"), "backend", None)
     return backend is not None and backend.backend() == "torch"
 
 
 @contextlib.contextmanager
 def hidden_main() -> Iterator[None]:
-    """Keep children from importing the caller's script again: no main guard is needed, and notebooks work."""
+    """Keep children from importing the caller's script again: scripts need no main guard, and notebooks work."""
     real = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -52,7 +51,7 @@ def hidden_main() -> Iterator[None]:
 
 
 class Fd:
-    """A descriptor among a child's arguments; the child gets a duplicate from ``open``."""
+    """A descriptor in a child's arguments; the child gets a duplicate from ``open``."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -61,7 +60,7 @@ class Fd:
         return _received, (reduction.DupFd(self._fd),)
 
     def open(self) -> int:
-        """The child's own descriptor."""
+        """Return the descriptor that is valid in this process."""
         return self._fd
 
 
@@ -70,7 +69,7 @@ def _received(duplicate: Any) -> Fd:
 
 
 def start(target: Callable[..., None], *arguments: Any, name: str) -> BaseProcess:
-    """Start one child; descriptors among the arguments are wrapped in ``Fd``."""
+    """Start one child; wrap descriptors in its arguments in ``Fd``."""
     process = server().Process(target=_child, args=(target, arguments), name=name, daemon=True)
     with hidden_main():
         process.start()
@@ -82,19 +81,19 @@ _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 def _end_children() -> None:
-    """At exit, before multiprocessing asks those left to end by SIGTERM, to which they are deaf, and waits for them."""
+    # At exit multiprocessing sends SIGTERM to the remaining children, which ignore it, and waits for them.
     for process in _started:
         with contextlib.suppress(ValueError):  # it was closed
             process.kill()
 
 
-atexit.register(_end_children)  # what was registered last is done first: multiprocessing.util is loaded already
+atexit.register(_end_children)  # runs before the exit function of multiprocessing.util, which was registered earlier
 
 
 def _child(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are the trainer's to hear, which ends its children
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them and ends its children
         signal.signal(number, signal.SIG_IGN)
-    _let_go_of_the_server()
+    _close_server_pipe()
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -102,11 +101,10 @@ def _child(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     target(*arguments)
 
 
-def _let_go_of_the_server() -> None:
+def _close_server_pipe() -> None:
     """Close this child's copy of the pipe that keeps the fork server alive.
 
-    With it, the server would outlive a killed trainer for as long as any worker lives, and the workers, who end with
-    the server, for as long as the server.
+    Otherwise, after the parent is killed, the server would live as long as a worker, and the workers as long as the server.
     """
     from multiprocessing import forkserver
 

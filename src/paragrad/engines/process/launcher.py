@@ -1,4 +1,4 @@
-"""Launchers: what starts worker processes, here or on a cluster. The center's loop knows no more than this."""
+"""Launchers start worker processes, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its number on this machine; None where it runs on another one."""
+        """Process id on this machine; None if it runs on another one."""
 
     @property
     def sentinel(self) -> int | None:
-        """A descriptor that becomes readable when the process has ended; None where ``on_exit`` is called instead."""
+        """Descriptor that becomes readable when the process has ended; None if ``on_exit`` is called instead."""
 
     @property
     def exitcode(self) -> int | None:
-        """Its status, or minus the number of the signal that ended it; None while it runs, or where it is not known."""
+        """Exit status, or minus the number of the signal that ended it; None while it runs or if it is unknown."""
 
     @property
     def lost(self) -> str | None:
-        """Why it ended without any fault of its own, such as a lost node; None otherwise."""
+        """Reason if it ended through no fault of its own, such as a lost node; otherwise None."""
 
     def is_alive(self) -> bool:
-        """Return whether it still runs, as far as is known."""
+        """Return whether the process still runs, as far as is known."""
 
     def kill(self) -> None:
-        """End it at once. Does not block for ever, and may be called twice."""
+        """End the process at once. Must not block forever, and may be called twice."""
 
     def join(self) -> None:
-        """Wait until it has ended. Does not block for ever after ``kill``, and may be called twice."""
+        """Wait until it has ended. Must not block forever after ``kill``, and may be called twice."""
 
 
 @runtime_checkable
@@ -52,18 +52,18 @@ class Launcher(Protocol):
     """Starts worker processes of a run."""
 
     def storage(self, directory: Path) -> Storage:
-        """Return where the job is put, so that the started processes can read it; ``directory`` is that of the run."""
+        """Return storage for the job that the started processes can read; ``directory`` is the run directory."""
 
     def start(self, task: Task, on_exit: Callable[[], None]) -> Process:
         """Start a process that calls ``task.run()``. ``on_exit`` is called, from any thread, when it has ended."""
 
     def close(self) -> None:
-        """End everything that was started."""
+        """End all started processes."""
 
 
 @dataclass
 class ForkedProcess:
-    """A child of this process. Its notes (warnings, an exception's traceback) come over a pipe."""
+    """A child of this process. It sends notes (warnings, an exception's traceback) over a pipe."""
 
     process: BaseProcess
     notes: Notes
@@ -85,7 +85,6 @@ class ForkedProcess:
         return self.process.is_alive()
 
     def kill(self) -> None:
-        """End it at once, stopped or not."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
@@ -100,18 +99,18 @@ class Forks:
         return Memfd()
 
     def start(self, task: Task, on_exit: Callable[[], None] = lambda: None) -> ForkedProcess:
-        """Start a child with a log of its own; ``on_exit`` is not called: there is a sentinel."""
+        """Start a child with its own log; it has a sentinel, so ``on_exit`` is not called."""
         log = task.directory / "logs" / f"{task.name}.log"
         log.parent.mkdir(exist_ok=True)
         notes = Notes()
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        process = forkserver.start(run_forked, task, Fd(notes.mouth), Fd(fd), name=f"paragrad-{task.name}")
+        process = forkserver.start(run_forked, task, Fd(notes.write_end), Fd(fd), name=f"paragrad-{task.name}")
         os.close(fd)
         notes.seal()
         return ForkedProcess(process, notes)
 
     def close(self) -> None:
-        """Children are ended by those who started them."""
+        """Do nothing: ``Children`` ends the processes."""
 
 
 def describe_exit(process: Process) -> str:

@@ -1,4 +1,4 @@
-"""Memory in a file that another process of this machine can map, also after the one that made it was killed."""
+"""Memory in a file that another process of this machine can map, even after its creator was killed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from paragrad.engines.process.segment import Segment, layout_from, plain_layout
 
 FAST = Path("/dev/shm")
-"""Where such a file is if there is room: nothing of it is ever written to a disk."""
+"""Preferred folder of such a file: it is in memory, and never written to a disk."""
 
 
 def boot() -> str:
-    """Return a text that changes when the machine is started again: what was in its memory is then lost."""
+    """Return an id that changes when the machine restarts and loses its memory."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def new_name(directory: Path, size: int, kind: str) -> Path:
-    """Return a name for a file of so many bytes: in memory if there is ample room, else beside the run."""
+    """Return a path for a file of this many bytes: in memory if there is enough room, otherwise in ``directory``."""
     place = directory.resolve()
     with contextlib.suppress(OSError):
         free = os.statvfs(FAST)
@@ -34,38 +34,38 @@ def new_name(directory: Path, size: int, kind: str) -> Path:
 
 
 def new_segment(path: Path) -> Segment:
-    """Make a file that only its owner can read."""
+    """Create a file that only its owner can read."""
     return Segment(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def whereabouts(path: Path, segment: Segment) -> dict[str, Any]:
-    """Return what another process of this machine must know to open a file."""
+    """Return the note from which another process of this machine can open a file."""
     return {"file": str(path), "boot": boot(), "layout": plain_layout(segment.layout)}
 
 
-def segment_of(told: Mapping[str, Any]) -> Segment | None:
-    """Open a file by its whereabouts; return None where it is not on this machine any more."""
-    if "file" not in told or told["boot"] != boot():
+def segment_of(note: Mapping[str, Any]) -> Segment | None:
+    """Open a file from its note; return None if the file no longer exists on this machine."""
+    if "file" not in note or note["boot"] != boot():
         return None
     try:
-        return Segment(os.open(told["file"], os.O_RDWR | os.O_CLOEXEC), layout_from(told["layout"]))
+        return Segment(os.open(note["file"], os.O_RDWR | os.O_CLOEXEC), layout_from(note["layout"]))
     except FileNotFoundError:
         return None
 
 
-def write_note(note: Path, told: Mapping[str, Any]) -> None:
-    """Write a note of where a file is: whole or not at all, and for its owner alone."""
-    aside = note.with_suffix(".tmp")
+def write_note(path: Path, note: Mapping[str, Any]) -> None:
+    """Write a note atomically; only its owner can read it."""
+    aside = path.with_suffix(".tmp")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(told, file)
-    aside.rename(note)
+        json.dump(note, file)
+    aside.rename(path)
 
 
-def read_note(note: Path) -> dict[str, Any]:
-    """Read a note; return an empty one where there is none."""
+def read_note(path: Path) -> dict[str, Any]:
+    """Read a note; return an empty one if there is no file."""
     try:
-        told: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
+        note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return told
+    return note

@@ -1,4 +1,4 @@
-"""A pipe of JSON lines from one child to its parent: an exception's traceback, a validation's result."""
+"""A pipe of JSON lines from a child to its parent: warnings, an exception's traceback, a validation's result."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 
 class Notes:
-    """The parent's end."""
+    """The parent's end of the pipe."""
 
     def __init__(self) -> None:
-        self.fd, self.mouth = os.pipe2(os.O_CLOEXEC)
+        self.fd, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.fd, False)
         self.ended = False
         self._rest = b""
         self._closed = False
 
     def seal(self) -> None:
-        """The child has its end: close ours, so that its death is seen."""
-        os.close(self.mouth)
+        """Close the write end here once the child has it, so that the pipe ends with the child."""
+        os.close(self.write_end)
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines that have arrived."""
+        """Return all complete lines that have arrived."""
         while not self.ended and not self._closed:
             try:
                 data = os.read(self.fd, 65_536)
@@ -36,7 +36,7 @@ class Notes:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the pipe."""
         if not self._closed:
             self._closed = True
             os.close(self.fd)

@@ -1,4 +1,4 @@
-"""A job on its way to other processes: pickled by value, its large arrays once for all of them, in storage of any kind."""
+"""A job as sent to other processes: pickled by value, with its large arrays stored once for all of them."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from paragrad.engines.process.forkserver import Fd
 from paragrad.engines.process.segment import PAGE, reserve
 
 LARGE = 65_536
-"""Bytes from which an array is stored apart, to be mapped instead of being copied into each process."""
+"""Bytes from which an array is stored separately, and mapped instead of copied into each process."""
 
 
 class Stored(Protocol):
-    """Stored blocks of bytes, as a process opens them. Travels by pickle."""
+    """Stored blocks of bytes that a process can open. Must be picklable."""
 
     def open(self) -> Sequence[Any]:
-        """Return the blocks as buffers: readable, and writable only for this process alone."""
+        """Return the blocks as buffers; writes to them are private to this process."""
 
 
 class Storage(Protocol):
-    """Where the blocks of a payload are stored; an object store of a cluster is another one."""
+    """Stores the blocks of a payload: in memory, in a file, or in a cluster's object store."""
 
     def put(self, blocks: Sequence[memoryview]) -> Stored:
         """Store blocks of bytes."""
 
     def close(self) -> None:
-        """Let go of it: no further process will open it."""
+        """Release the storage: no further process opens it."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """An object on its way to other processes."""
+    """A stored object that other processes can open."""
 
     stored: Stored
 
     def open(self) -> Any:
-        """Return the object; its large arrays are mapped copy-on-write, so that no process can change another's."""
+        """Return the object. Its large arrays are mapped copy-on-write, so that no process can change those of another."""
         pickled, *buffers = self.stored.open()
         return cloudpickle.loads(bytes(pickled), buffers=buffers)
 
 
 def pack(thing: Any, storage: Storage) -> Payload:
-    """Put an object into storage."""
+    """Pickle an object into storage."""
     buffers: list[pickle.PickleBuffer] = []
 
     def apart(buffer: pickle.PickleBuffer) -> bool:
-        """Return False where a buffer is stored apart (as pickle asks for it)."""
+        """Return False for a buffer that is stored separately, as pickle expects."""
         if buffer.raw().nbytes < LARGE:
             return True
         buffers.append(buffer)
@@ -72,7 +72,7 @@ def pack(thing: Any, storage: Storage) -> Payload:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Stores large tensors as NumPy arrays are stored: by buffers apart from the pickled bytes."""
+    """Stores large tensors like NumPy arrays: in buffers outside the pickled bytes."""
 
     def __init__(self, stream: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
@@ -82,10 +82,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if type(thing) is torch.Tensor and _is_plain(thing):
             return self._reduce_tensor(thing)
         if type(thing) is np.ndarray and not (thing.flags.forc or thing.dtype.hasobject) and thing.nbytes >= LARGE:
-            return np.ascontiguousarray(thing).__reduce_ex__(5)  # as it is, NumPy would copy it into the pickled bytes
+            return np.ascontiguousarray(thing).__reduce_ex__(5)  # NumPy would copy this one into the pickled bytes
         if isinstance(thing, ModuleType) and type(thing) is not ModuleType and sys.modules.get(thing.__name__) is thing:
-            # torch.classes and torch.ops are of types that cloudpickle does not know. A function that uses torch, and any
-            # attribute of such a name, brings them along.
+            # torch.classes and torch.ops are of types that cloudpickle does not know. A function that uses torch and any
+            # attribute of such a name refers to them.
             return importlib.import_module, (thing.__name__,)
         return super().reducer_override(thing)
 
@@ -94,7 +94,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if storage.nbytes() > 2 * tensor.numel() * tensor.element_size():
             tensor = tensor.contiguous().clone()
             storage = tensor.untyped_storage()
-        # Several views of one storage share its bytes: pickle remembers one object for them all.
+        # Views of one storage share one object, which pickle stores once.
         shared = self._shared.setdefault(storage.data_ptr(), _Bytes.of(storage))
         return _open_tensor, (shared, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
@@ -113,8 +113,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """The bytes of one storage."""
-
     array: np.ndarray[Any, np.dtype[np.uint8]]
 
     @classmethod
@@ -133,17 +131,23 @@ def _open_tensor(
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """Where each block begins in a file, and its length."""
+class _Mapped:
+    """Blocks in a memfd or in a file, each at an offset and of a length."""
 
+    where: Fd | Path
     places: tuple[tuple[int, int], ...]
 
-    def mapped(self, fd: int) -> list[Any]:
+    def open(self) -> Sequence[Any]:
+        fd = self.where.open() if isinstance(self.where, Fd) else os.open(self.where, os.O_RDONLY | os.O_CLOEXEC)
         private = {"flags": mmap.MAP_PRIVATE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
-        return [mmap.mmap(fd, size, offset=start, **private) for start, size in self.places]
+        try:
+            return [mmap.mmap(fd, size, offset=start, **private) for start, size in self.places]
+        finally:
+            if isinstance(self.where, Path):
+                os.close(fd)
 
 
-def _write(fd: int, blocks: Sequence[memoryview]) -> _Blocks:
+def _write(where: Fd | Path, fd: int, blocks: Sequence[memoryview]) -> _Mapped:
     places, end = [], 0
     for block in blocks:
         size = max(1, block.nbytes)
@@ -152,46 +156,24 @@ def _write(fd: int, blocks: Sequence[memoryview]) -> _Blocks:
             room[: block.nbytes] = block.cast("B")
         places.append((end, size))
         end += -(-size // PAGE) * PAGE
-    return _Blocks(tuple(places))
-
-
-@dataclass(frozen=True)
-class _InMemfd:
-    fd: Fd
-    blocks: _Blocks
-
-    def open(self) -> Sequence[Any]:
-        return self.blocks.mapped(self.fd.open())
+    return _Mapped(where, tuple(places))
 
 
 class Memfd:
-    """Memory without a name, for children of this process."""
+    """Anonymous memory, for children of this process."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("paragrad-job", os.MFD_CLOEXEC)
 
     def put(self, blocks: Sequence[memoryview]) -> Stored:
-        return _InMemfd(Fd(self._fd), _write(self._fd, blocks))
+        return _write(Fd(self._fd), self._fd, blocks)
 
     def close(self) -> None:
         os.close(self._fd)
 
 
-@dataclass(frozen=True)
-class _InFile:
-    path: Path
-    blocks: _Blocks
-
-    def open(self) -> Sequence[Any]:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return self.blocks.mapped(fd)
-        finally:
-            os.close(fd)
-
-
 class File:
-    """A file that only its owner can read, for processes that see the same file system."""
+    """A file that only its owner can read, for processes with the same file system."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -200,7 +182,7 @@ class File:
         self._path.unlink(missing_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            return _InFile(self._path, _write(fd, blocks))
+            return _write(self._path, fd, blocks)
         finally:
             os.close(fd)
 
@@ -217,10 +199,10 @@ class _AsBytes:
 
 
 class Bytes:
-    """Plain bytes that travel with the task, for processes anywhere."""
+    """Plain bytes that are sent with the task, for processes on any machine."""
 
     def put(self, blocks: Sequence[memoryview]) -> Stored:
         return _AsBytes(tuple(bytes(block) for block in blocks))
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no storage to release."""

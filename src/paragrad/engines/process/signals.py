@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: while an engine runs in this process, in a worker that has joined, and before either."""
+"""Handling of Ctrl-C, SIGTERM and SIGUSR1 in the process that trains and in workers that join."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 
 
 ECHO = 1.0
-"""Seconds in which a second Ctrl-C or SIGTERM is taken for the first: a terminal, a batch system and ``timeout`` may each send
-theirs, and nobody asked twice."""
+"""Seconds after a first Ctrl-C or SIGTERM in which a second one is ignored: a terminal, a batch system and ``timeout`` may each
+send one."""
 
 
 class Signals:
-    """The first Ctrl-C or SIGTERM asks for a clean stop, a later one ends at once; SIGUSR1 asks for a checkpoint. One is there
-    from the beginning of a run to what is written at its end, and within it that of the engine."""
+    """The first Ctrl-C or SIGTERM asks for a clean stop, a later one ends the run at once. SIGUSR1 asks for a checkpoint.
+
+    ``pg.train`` uses one for the whole run, and the engine another one inside it.
+    """
 
     def __init__(self, session: Session, *, at_once: Callable[[], None] = lambda: None, waker: int | None = None) -> None:
         self._session = session
         self._at_once = at_once
-        """What must be done before the second one ends the run."""
+        """Called before the second signal ends the run."""
         self._waker = waker
-        """A descriptor that is written to by any signal, for an engine that sleeps until something happens."""
+        """Descriptor that every signal writes to, for an engine that sleeps until something happens."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -58,8 +60,10 @@ class Signals:
 
 @contextlib.contextmanager
 def not_ended_by_usr1() -> Iterator[None]:
-    """SIGUSR1 asks a center for a checkpoint. Where there is none to write, as before the training and in a worker, it is
-    nothing; left alone it would end the process. Processes that are started meanwhile are deaf to it, too."""
+    """Ignore SIGUSR1, which asks for a checkpoint, before training and in a worker: by default it would end the process.
+
+    Processes that are started meanwhile ignore it, too.
+    """
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         yield
@@ -69,14 +73,16 @@ def not_ended_by_usr1() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM, by which a job is ended or preempted, is a wish to leave, as Ctrl-C is: it raises KeyboardInterrupt, once.
-    Where a program has a mind of its own about it, it keeps it."""
+    """Let the first SIGTERM, by which a job is ended or preempted, raise KeyboardInterrupt, like Ctrl-C.
+
+    A handler that the program has set stays in place.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
     def interrupt(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a batch system may send one after that of the node
+        signal.signal(number, signal.SIG_IGN)  # a batch system may send another one
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)

@@ -1,4 +1,4 @@
-"""What a started process does: a job, and the role that the process plays in it."""
+"""The task of a started process: a job, and the role of the process in it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,29 +21,29 @@ from paragrad.engines.process.payload import Payload
 from paragrad.errors import UsageError
 
 KEPT_BLOCK = 64 << 20
-"""Largest block in bytes that malloc keeps when it is freed; larger ones, kept, would add up to many times a large layer."""
+"""Largest freed block in bytes that malloc keeps; kept larger ones would add up to many times a large layer."""
 
 
 class Report(Protocol):
-    """Where a process says what its parent, or the user, should know."""
+    """Reports from a process to its parent or the user."""
 
     carries_errors: bool
-    """Whether the exception that ends the process is reported, too."""
+    """True if the exception that ends the process is reported, too."""
 
     def __call__(self, kind: str, what: Any) -> None:
-        """Report a ``warning`` (a text), or what a role has found."""
+        """Report a ``warning`` (a string), or a result of the role."""
 
 
 class Role(Protocol):
-    """The part that a process plays: a worker, the validator, the reader of rows, a shard."""
+    """The role of a process: a worker, the validator, the reader of rows, a shard."""
 
     def __call__(self, job: Job, report: Report) -> None:
-        """Play it until there is nothing left to do."""
+        """Run until there is nothing left to do."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """All that a started process needs. It travels by pickle over a channel that only the user's own processes can read."""
+    """Everything a started process needs. It is pickled over a channel that only the user's own processes can read."""
 
     name: str
     """Name of the process and of its log."""
@@ -54,7 +54,7 @@ class Task:
     threads: int = 1
 
     def run(self, report: Report | None = None) -> None:
-        """Do it, in the process that was started for it. Raises what goes wrong."""
+        """Run the role in the started process. Exceptions are not caught."""
         report = report or _Printed()
         _keep_heap()
         torch.set_num_threads(self.threads)
@@ -62,12 +62,12 @@ class Task:
         assert isinstance(job, Job)
         for source in (job.train, job.validation):
             if isinstance(source, Reporting):
-                source.report = _warns(report)
+                source.report = partial(report, "warning")
         self.role(job, report)
 
 
 def run_forked(task: Task, notes: Fd, log: Fd) -> None:
-    """Run a task in a child: output goes to its log; an exception is reported to the parent before it exits with status 1."""
+    """Run a task in a child. Its output goes to its log; an exception is reported to the parent, and the child exits with 1."""
     os.dup2(log.open(), 1)
     os.dup2(log.open(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -108,14 +108,9 @@ class _Printed:
         print(f"{kind}: {what}", flush=True)
 
 
-def _warns(report: Report) -> Callable[[str], None]:
-    return lambda message: report("warning", message)
-
-
 def _keep_heap() -> None:
-    """Let malloc keep freed blocks: by default it gives large ones back, and every step faults them in again."""
-    libc = ctypes.CDLL(None)
-    mallopt = getattr(libc, "mallopt", None)
+    """Let malloc keep freed blocks: by default it returns large ones, and every step causes page faults again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         m_trim_threshold, m_mmap_threshold = -1, -3
         mallopt(m_mmap_threshold, KEPT_BLOCK)

@@ -14,18 +14,17 @@ from paragrad.core.job import Job
 from paragrad.core.state import Allocate
 from paragrad.data.arena import Arena, nested, picked
 from paragrad.data.generated import Generated
-from paragrad.data.plan import BlockPlan, Plan, Rows, SequentialPlan
-from paragrad.data.source import Orderly, Source, leaves
+from paragrad.data.plan import BlockPlan, Plan, Rows
+from paragrad.data.source import Source, leaves
 from paragrad.data.stream import BUFFER_BYTES, Streamed
 from paragrad.engines.process.segment import Segment
 
 FLOOR, PASSED, READS = range(3)
-"""What is written in ``control``: the lowest position that is not retired (by the parent); how far the reader is, and how
-often any reader has laid out rows."""
+"""Indices of ``control``: lowest position that is not retired (set by the parent), the reader's position, number of reads."""
 SHORTEST, LONGEST = 0.0002, 0.005
-"""Seconds between two looks of a worker that waits for rows."""
+"""Seconds between checks of a worker that waits for rows."""
 READ_AHEAD = 65_536
-"""Rows of a generator that are read ahead, where they are not wide."""
+"""Rows of a generator that are read ahead, unless they are wide."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ class Consumer:
 
 
 class FeedControl:
-    """Numbers that the reading process and the workers share; the rows themselves are beside them."""
+    """Numbers that the reading process and the workers share, next to the rows."""
 
     def __init__(self, allocate: Allocate, *, workers: int) -> None:
         self._allocate = allocate
         self.control: Rows = self.allocate("control", 3, torch.int64).numpy()
         self.waiting: Rows = self.allocate("waiting", workers, torch.int64).numpy()
-        """Per worker that waits: the place that the reader must reach."""
+        """Per worker: the place that the reader must reach; 0 if it does not wait."""
 
     def allocate(self, name: str, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Allocate, or open, a tensor that belongs to the rows."""
@@ -54,8 +53,12 @@ class FeedControl:
 
     @classmethod
     def open(cls, segment: Segment, *, workers: int) -> FeedControl:
-        """Open them in another process."""
+        """Open the numbers in another process."""
         return cls(lambda name, length, dtype: segment.tensor(name), workers=workers)
+
+    def is_awaited(self, place: int) -> bool:
+        """Return whether a worker waits for the piece at that place or after it."""
+        return bool(np.any(self.waiting > place))
 
 
 def has_rows(layout: dict[str, Any]) -> bool:
@@ -64,13 +67,13 @@ def has_rows(layout: dict[str, Any]) -> bool:
 
 
 def arena_of(source: Streamed, plan: BlockPlan, feed: FeedControl, *, life: int = 0) -> Arena:
-    """Return room for the present block and the next one, and for a piece that does not fit at the end of the ring."""
+    """Return memory for the present block, the next one, and a piece that does not fit at the end of the ring."""
     capacity = min(len(source), 2 * plan.longest_block + 2 * source.longest)
     return Arena(source.row, pieces=len(source.lengths), capacity=capacity, allocate=feed.allocate, life=life)
 
 
 class RowRing:
-    """Rows of a generator: row r is at r modulo the capacity, until the commit that holds it has been applied."""
+    """Rows of a generator: row r is at r modulo the capacity until its commit is applied."""
 
     def __init__(self, source: Generated, plan: Plan, feed: FeedControl, *, window: int) -> None:
         row_bytes = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves(source.sample))
@@ -94,28 +97,29 @@ class RowRing:
 
 
 class _Shared:
-    """A worker's view of a source that one process reads for all."""
+    """A worker's view of a source that one process reads for all workers."""
 
-    def __init__(self, source: Source, feed: FeedControl, consumer: Consumer) -> None:
-        assert isinstance(source, Orderly)
+    def __init__(self, source: Streamed | Generated, feed: FeedControl, consumer: Consumer) -> None:
         self._source = source
-        self._length = len(source)
         self._feed = feed
         self._rank = consumer.rank
         self._bell = consumer.bell
         feed.waiting[self._rank] = 0
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._source)
 
     def plan(self, *, batch_size: int, epochs: int, seed: int) -> Plan:
         return self._source.plan(batch_size=batch_size, epochs=epochs, seed=seed)
+
+    def batch(self, rows: Rows) -> Any:
+        return self._source.batch(rows)
 
     def example(self, rows: int) -> Any:
         return self._source.example(rows)
 
     def _wait(self, until: int) -> None:
-        """Wait until the reader has come that far. A lost reader is replaced, so there is nothing else to watch for."""
+        """Wait until the reader has reached a position. A lost reader is replaced, so the worker need not watch it."""
         control, pause = self._feed.control, SHORTEST
         if control[PASSED] >= until:
             return
@@ -128,25 +132,23 @@ class _Shared:
 
 
 class SharedPieces(_Shared):
-    """Rows of pieces on disk. A worker so far behind that its block was overwritten reads its rows itself."""
+    """Rows of pieces on disk. A worker that is so late that its block was overwritten reads its rows itself."""
+
+    _source: Streamed
 
     def __init__(self, source: Streamed, plan: BlockPlan, feed: FeedControl, consumer: Consumer) -> None:
         super().__init__(source, feed, consumer)
-        self._own = source
         self._arena = arena_of(source, plan, feed)
 
-    def batch(self, rows: Rows) -> Any:
-        return self._own.batch(rows)
-
     def at(self, plan: Plan, position: int) -> Any:
-        """Return the mini-batch at a position, once the reader has come that far."""
+        """Return the mini-batch at a position, once the reader has reached it."""
         assert isinstance(plan, BlockPlan)
-        pieces, inside = self._own.located(plan.rows_of(position))
+        pieces, inside = self._source.located(plan.rows_of(position))
         batch = self._arena.gather(pieces, inside)
         if batch is None:
             self._wait(plan.pieces_of(position)[1])
             batch = self._arena.gather(pieces, inside)
-        return self._own.gather_missing(pieces, inside, self._arena, keep=False) if batch is None else batch
+        return self._source.gather_missing(pieces, inside, self._arena, keep=False) if batch is None else batch
 
 
 class SharedRows(_Shared):
@@ -154,21 +156,17 @@ class SharedRows(_Shared):
 
     def __init__(self, source: Generated, plan: Plan, feed: FeedControl, consumer: Consumer) -> None:
         super().__init__(source, feed, consumer)
-        self._own = source
         self._ring = RowRing(source, plan, feed, window=consumer.window)
 
-    def batch(self, rows: Rows) -> Any:
-        return self._own.batch(rows)
-
     def at(self, plan: Plan, position: int) -> Any:
-        """Return the mini-batch at a position, once the reader has come that far; it stays until its commit is applied."""
+        """Return the mini-batch at a position, once the reader has reached it; it stays until its commit is applied."""
         rows = plan.rows_of(position)
         self._wait(int(rows[-1]) + 1)
         return self._ring.gather(rows)
 
 
 def allocate_rows(job: Job, allocate: Allocate, *, workers: int, window: int) -> FeedControl | None:
-    """Allocate memory for a job's rows; return None where each process has them itself."""
+    """Allocate memory for a job's rows; return None if each process has them itself."""
     source, plan = job.train, job.plan
     if not isinstance(source, Streamed | Generated):
         return None
@@ -188,10 +186,4 @@ def open_source(job: Job, segment: Segment, consumer: Consumer) -> Source:
         assert isinstance(job.plan, BlockPlan)
         return SharedPieces(job.train, job.plan, feed, consumer)
     assert isinstance(job.train, Generated)
-    assert isinstance(job.plan, SequentialPlan)
     return SharedRows(job.train, job.plan, feed, consumer)
-
-
-def is_awaited(feed: FeedControl, place: int) -> bool:
-    """Return whether a worker waits for what is read at that place, or after it."""
-    return bool(np.any(feed.waiting > place))

@@ -1,1 +1,1 @@
-"""A center spread over several processes."""
+"""A sharded center: several processes hold a slice of it each."""

@@ -1,182 +1,171 @@
-"""A worker's side of a center that is spread: a commit goes to all shards at once, slice by slice, an answer comes so."""
+"""A worker's side of a sharded center: a commit goes to all shards in parallel, slice by slice, and so does its reply."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 
 from paragrad.codecs.codec import Codec, size
 from paragrad.core import kernels
 from paragrad.engines.exchange.worker import ReadsCenter
-from paragrad.engines.transport.connection import DEADLINE, Connection, Placement
+from paragrad.engines.transport.connection import Connection, Placement, deadline
 from paragrad.engines.transport.header import CODED
-from paragrad.engines.transport.message import Malformed, Refused, TransportError, Vectors, weight
-from paragrad.engines.transport.transport import Channel
+from paragrad.engines.transport.message import Malformed, Refused, TransportError, Vectors
+from paragrad.engines.transport.transport import Channel, Header
 from paragrad.types import Vector
 
 PATIENCE = 300.0
-"""Seconds that a shard is waited for while the center is there."""
+"""Seconds that a worker waits for a shard while the center can be reached."""
 
 
 class ShardClients:
-    """A connection to each shard; what breaks is tried again, where the center says that the shard is by then."""
+    """A connection to each shard. A failed call is repeated, at the address of the shard that the center reports then."""
 
     def __init__(self, connection: Connection, placement: Placement, pool: ThreadPoolExecutor, codec: Codec | None) -> None:
         self._connection = connection
         self._pool = pool
         self._codec = codec
-        self._clients: dict[str, Channel] = {}
+        self._channels: dict[str, Channel] = {}
         self._first = placement.shards[0][0]
 
+    @property
+    def placement(self) -> Placement:
+        """The worker's present placement."""
+        assert self._connection.placement is not None
+        return self._connection.placement
+
     def first(self, vectors: Vectors) -> dict[str, torch.Tensor]:
-        """What goes to the center itself: the first slice, and what is not cut."""
-        others = {name: vector for name, vector in vectors.items() if not is_spread(name)}
-        return cut(vectors, 0, self._first, self._codec) | others
+        """Return what goes to the center's own process: the first slice, and the vectors that are not sharded."""
+        whole = {name: vector for name, vector in vectors.items() if not is_sharded(name)}
+        return cut(vectors, 0, self._first, self._codec) | whole
 
-    def spoiled(self, vectors: Vectors) -> dict[str, torch.Tensor]:
-        """The same of a commit that is not finite anywhere: the center refuses it for its first slice, and no shard sees
-        anything of it."""
-        return spoiled(self.first(vectors), self._first, self._codec)
+    def first_as_nan(self, vectors: Vectors) -> dict[str, torch.Tensor]:
+        """Return the same for a commit that is not finite: the center rejects it by its first slice, and no shard gets any."""
+        return as_nan(self.first(vectors), self._first, self._codec)
 
-    def weight(self, vectors: Vectors) -> int:
-        """Bytes that go to the shards."""
-        return sum(size(cut(vectors, lo, hi, self._codec)) for lo, hi, _ in self._placement().shards)
+    def size(self, vectors: Vectors) -> int:
+        """Return the number of bytes that go to the shards."""
+        return sum(size(cut(vectors, lo, hi, self._codec)) for lo, hi, _ in self.placement.shards)
 
     def put(self, vectors: Vectors, sequence: int) -> str:
-        """Lay a commit down at all shards; returns the start_id of the center that they belong to."""
+        """Upload a commit to all shards; return the ``start_id`` of the center that they belong to."""
 
-        def act(client: Channel, me: Mapping[str, Any], lo: int, hi: int) -> None:
+        def act(channel: Channel, sender: Header, lo: int, hi: int) -> None:
             mine = cut(vectors, lo, hi, self._codec)
-            header = {"op": "put", "sequence": sequence, **me}
-            client.exchange(header, mine, lambda back: {}, timeout=_deadline(mine))
+            header = {"op": "put", "sequence": sequence, **sender}
+            channel.exchange(header, mine, lambda back: {}, timeout=deadline(mine))
 
         return self._everywhere(act)
 
     def fetch(self, answer: Vector, version: int) -> None:
-        """Take the answer's slices from all shards."""
+        """Read the slices of a reply from all shards."""
 
-        def act(client: Channel, me: Mapping[str, Any], lo: int, hi: int) -> None:
+        def act(channel: Channel, sender: Header, lo: int, hi: int) -> None:
             mine = {"value": answer[lo:hi]}
-            client.exchange({"op": "fetch", "version": version, **me}, {}, lambda back: mine, timeout=_deadline(mine))
+            channel.exchange({"op": "fetch", "version": version, **sender}, {}, lambda back: mine, timeout=deadline(mine))
 
         self._everywhere(act)
 
     def pull(self, value: Vector, clock: int) -> bool:
-        """Take the center's slices of that clock from all shards; False where one has gone on from it."""
+        """Read the center's slices at a clock from all shards; return False if one of them no longer has it."""
         passed: list[int] = []
 
-        def act(client: Channel, me: Mapping[str, Any], lo: int, hi: int) -> None:
-            def into(back: dict[str, Any]) -> Vectors:
+        def act(channel: Channel, sender: Header, lo: int, hi: int) -> None:
+            mine = {"value": value[lo:hi]}
+
+            def into(back: Header) -> Vectors:
                 if "passed" in back:
                     passed.append(lo)
                     return {}
-                return {"value": value[lo:hi]}
+                return mine
 
-            client.exchange({"op": "pull", "clock": clock, **me}, {}, into, timeout=_deadline({"value": value[lo:hi]}))
+            channel.exchange({"op": "pull", "clock": clock, **sender}, {}, into, timeout=deadline(mine))
 
         self._everywhere(act)
         return not passed
 
-    def _everywhere(self, act: Callable[[Channel, Mapping[str, Any], int, int], None]) -> str:
-        """The same at every shard, at once, again where one does not answer; all of it again where the center is another."""
-        until, pause, said = time.monotonic() + PATIENCE, 0.05, False
-        placement = self._placement()
+    def _everywhere(self, act: Callable[[Channel, Header, int, int], None]) -> str:
+        """Do the same at every shard in parallel. Repeat failed calls; after a restart of the center, repeat all of them."""
+        until, pause, reported = time.monotonic() + PATIENCE, 0.05, False
+        placement = self.placement
         left = set(range(len(placement.shards)))
         while True:
-            flights = {k: self._submit(act, placement, k) for k in left}
-            trouble: Exception | None = None
-            for k, flight in flights.items():
+            calls: dict[int, Future[None]] = {}
+            for k in left:
+                lo, hi, address = placement.shards[k]
+                if address not in self._channels:
+                    self._channels[address] = self._connection.channel_to(address)
+                calls[k] = self._pool.submit(act, self._channels[address], placement.sender, lo, hi)
+            failure: Exception | None = None
+            for k, call in calls.items():
                 try:
-                    flight.result()
+                    call.result()
                     left.discard(k)
                 except Malformed:
                     raise
                 except (TransportError, Refused) as error:
-                    trouble = error
-            if trouble is None:
+                    failure = error
+            if failure is None:
                 return placement.start_id
             if time.monotonic() > until:
-                raise TransportError(f"{trouble} The shards were waited for {PATIENCE:.0f} seconds.")
+                raise TransportError(f"{failure} This worker waited for the shards for {PATIENCE:.0f} seconds.")
             time.sleep(pause)
             pause = min(1.0, 2 * pause)
-            if pause == 1.0 and not said:
-                said = True
-                self._connection.say(f"{trouble} This worker tries again.")
-            found = self._connection.find_again()
+            if pause == 1.0 and not reported:
+                reported = True
+                self._connection.say(f"{failure} This worker tries again.")
+            found = self._connection.find_shards()
             if found.start_id != placement.start_id:
                 left = set(range(len(found.shards)))
             placement = found
 
-    def _submit(
-        self, act: Callable[[Channel, Mapping[str, Any], int, int], None], placement: Placement, k: int
-    ) -> Future[None]:
-        lo, hi, address = placement.shards[k]
-        if address not in self._clients:
-            self._clients[address] = self._connection.channel_to(address)
-        return self._pool.submit(act, self._clients[address], placement.sender, lo, hi)
-
-    @property
-    def start_id(self) -> str:
-        """Of the center, as it is now."""
-        return self._placement().start_id
-
-    def _placement(self) -> Placement:
-        assert self._connection.placement is not None
-        return self._connection.placement
-
 
 class ShardedReader:
-    """A center that is spread, as it is read between exchanges: all slices of one clock, or again."""
+    """Reads a sharded center between exchanges: all slices at one clock, or again."""
 
-    def __init__(self, first: ReadsCenter, slices: ShardClients) -> None:
+    def __init__(self, first: ReadsCenter, shards: ShardClients) -> None:
         self._first = first
-        self._slices = slices
+        self._shards = shards
 
     @property
     def live_value(self) -> Vector:
-        """Of one's own: nobody shares memory here."""
+        """Private memory: a sharded center shares none."""
         return self._first.live_value
 
     def pull(self, value: Vector) -> int:
-        """Copy the center into ``value``; returns its clock."""
+        """Copy the center into ``value``; return its clock."""
         while True:
-            mine = self._slices.first({"value": value})["value"]
-            clock = self._first.pull(mine)
-            if self._slices.pull(value, clock):
+            clock = self._first.pull(self._shards.first({"value": value})["value"])
+            if self._shards.pull(value, clock):
                 return clock
 
 
-def is_spread(name: str) -> bool:
-    """Whether a vector of that name is cut."""
+def is_sharded(name: str) -> bool:
+    """Return whether the vector of this name is cut into slices."""
     return name == "value" or name.startswith(("also.", CODED))
 
 
 def cut(vectors: Vectors, lo: int, hi: int, codec: Codec | None = None) -> dict[str, torch.Tensor]:
-    """A slice of what is cut of a commit."""
-    mine = {name: vector[lo:hi] for name, vector in vectors.items() if is_spread(name) and not name.startswith(CODED)}
+    """Return a slice of the vectors of a commit that are sharded."""
+    mine = {name: vector[lo:hi] for name, vector in vectors.items() if is_sharded(name) and not name.startswith(CODED)}
     coded = {name.removeprefix(CODED): tensor for name, tensor in vectors.items() if name.startswith(CODED)}
     if codec is None or not coded:
         return mine
     return mine | {CODED + name: tensor for name, tensor in codec.cut(coded, lo, hi).items()}
 
 
-def spoiled(vectors: Vectors, first: int, codec: Codec | None = None) -> dict[str, torch.Tensor]:
-    """A first slice, of so many elements, that is not finite anywhere."""
-    nothing = torch.full((first,), math.nan)
+def as_nan(vectors: Vectors, length: int, codec: Codec | None = None) -> dict[str, torch.Tensor]:
+    """Return the vectors of a first slice with a value of this length that is NaN."""
+    nan = torch.full((length,), math.nan)
     if codec is None:
-        return {**vectors, "value": nothing.to(vectors["value"].dtype)}
-    return {**vectors, **{CODED + name: tensor for name, tensor in codec.of_slices.encode(nothing).items()}}
+        return {**vectors, "value": nan.to(vectors["value"].dtype)}
+    return {**vectors, **{CODED + name: tensor for name, tensor in codec.of_slices.encode(nan).items()}}
 
 
-def is_sound(vectors: Vectors) -> bool:
-    """Whether what is cut of a commit is finite."""
-    return all(kernels.finite(vector) for name, vector in vectors.items() if is_spread(name))
-
-
-def _deadline(vectors: Vectors) -> float:
-    return DEADLINE + 2 * weight(vectors) / 1e6
+def is_finite(vectors: Vectors) -> bool:
+    """Return whether all vectors of a commit that are sharded are finite."""
+    return all(kernels.finite(vector) for name, vector in vectors.items() if is_sharded(name))

@@ -1,5 +1,5 @@
-"""The center's side of a center that is spread: it decides, and the shards follow. Each writes the next state of its slice;
-when all of them are finite, all flip to it."""
+"""The center's own process coordinates the shards. For an update, each writes the next state of its slice; if all slices are
+finite, all shards flip to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -17,7 +17,9 @@ from paragrad.core.center import Center
 from paragrad.core.job import Job
 from paragrad.core.snapshot import ANSWER, OPTIMIZER, SLOT, CenterNumbers, CenterSnapshot
 from paragrad.core.worker import DRAWN
+from paragrad.engines.transport.connection import DEADLINE, deadline
 from paragrad.engines.transport.message import PROTOCOL, TransportError, Vectors
+from paragrad.engines.transport.transport import Channel, Header
 from paragrad.errors import ParagradError, UsageError
 from paragrad.learners.learner import Learner
 from paragrad.optim.centeroptimizer import CenterOptimizer
@@ -28,14 +30,14 @@ T = TypeVar("T")
 
 
 def cuts(length: int, shards: int, codec: Codec | None = None) -> list[int]:
-    """Where a vector is cut: slice k goes from the k-th to the next. What a codec keeps together is not cut in two."""
+    """Return where a vector is cut: slice k begins at the k-th position. Blocks of a codec stay whole."""
     unit = 1 if codec is None else codec.unit
     units = -(-length // unit)
     return [min(units * k // shards * unit, length) for k in range(shards + 1)]
 
 
 def check(job: Job, learner: Learner, shards: int, *, by_hand: bool = False) -> None:
-    """Raise where a center cannot be spread over so many processes, or not over some that are started ``by_hand``."""
+    """Raise if a center cannot have this number of shards, or if some of them cannot be started ``by_hand``."""
     scheme, name, length = job.scheme, type(job.scheme).__name__, learner.weights.numel()
     if shards == 1:
         return
@@ -47,10 +49,10 @@ def check(job: Job, learner: Learner, shards: int, *, by_hand: bool = False) -> 
     if job.codec is not None:
         _check_codec(job.codec, length, shards, by_hand=by_hand)
     if scheme.parts > 1:
-        raise UsageError(f"{scheme!r} commits the vector in {scheme.parts} parts, which is a cut of its own: use shards=1.")
+        raise UsageError(f"{scheme!r} commits the vector in {scheme.parts} parts, which cannot be sharded: use shards=1.")
     if not scheme.elementwise:
         raise UsageError(
-            f"{name} does not say elementwise = True: its center must see the whole vector, and cannot be spread. Use shards=1."
+            f"{name} does not set elementwise = True: its center needs the whole vector, and cannot be sharded. Use shards=1."
         )
     _check_optimizer(name, job.center_optimizer(learner), by_hand=by_hand)
 
@@ -59,8 +61,8 @@ def _check_codec(codec: Codec, length: int, shards: int, *, by_hand: bool) -> No
     name = type(codec).__name__
     if not codec.unit:
         raise UsageError(
-            f"{name} does not say where what it has coded can be cut (unit, cut), and a center that is spread has a slice of "
-            "it in each shard: leave codec out, or use shards=1."
+            f"{name} does not define how an encoded vector is cut (unit, cut), and each shard needs a slice of it: leave codec "
+            "out, or use shards=1."
         )
     where = cuts(length, shards, codec)
     if min(hi - lo for lo, hi in pairwise(where)) <= DRAWN:
@@ -70,8 +72,8 @@ def _check_codec(codec: Codec, length: int, shards: int, *, by_hand: bool) -> No
         )
     if by_hand and type(codec) not in map(codecs.load, codecs.names()):
         raise UsageError(
-            f"{name} is a codec of your own, and a shard that is started by hand learns of it by name: let the center start "
-            "all shards (shards_elsewhere=0)."
+            f"{name} is a custom codec, and a shard that is started by hand finds its codec by name: let the center start all "
+            "shards (shards_elsewhere=0)."
         )
 
 
@@ -81,7 +83,7 @@ def _check_optimizer(name: str, optimizer: VectorOptimizer | None, *, by_hand: b
     if isinstance(optimizer, CenterOptimizer):
         why = optimizer.why_whole
     else:
-        why = f"it is no optimiser of torch.optim ({type(optimizer).__name__})"
+        why = f"it is not an optimiser of torch.optim ({type(optimizer).__name__})"
     if why is not None:
         raise UsageError(
             f"The center of {name} holds the optimiser, which cannot be cut into slices: {why}. Use shards=1, an optimiser "
@@ -90,26 +92,14 @@ def _check_optimizer(name: str, optimizer: VectorOptimizer | None, *, by_hand: b
     assert isinstance(optimizer, CenterOptimizer)
     if by_hand and not optimizer.has_name:
         raise UsageError(
-            f"The center of {name} holds the optimiser, which was made in Python, and a shard that is started by hand learns "
-            "of it in words: give optimizer and schedule by name ('adam:lr=0.001', 'cosine'), or let the center start all "
-            "shards (shards_elsewhere=0)."
+            f"The center of {name} holds the optimiser, which was made in Python, and a shard that is started by hand finds it "
+            "by name: give optimizer and schedule by name ('adam:lr=0.001', 'cosine'), or let the center start all shards "
+            "(shards_elsewhere=0)."
         )
 
 
-class Peer(Protocol):
-    """A shard, as it is talked to."""
-
-    def ask(self, name: str, header: Mapping[str, Any]) -> dict[str, Any]:
-        """One question."""
-
-    def exchange(
-        self, header: Mapping[str, Any], vectors: Vectors, into: Callable[[dict[str, Any]], Vectors]
-    ) -> dict[str, Any]:
-        """A header and vectors there, and back."""
-
-
 class ShardCoordinator:
-    """What lies of a center in other processes (``center.RemoteSlices``). All is called by the thread of the center."""
+    """The slices of a center in other processes (``center.RemoteSlices``). All methods are called by the center's thread."""
 
     def __init__(self, center: Center, weights: torch.Tensor, cuts: Sequence[int], start_id: str) -> None:
         assert isinstance(center.optimizer, CutOptimizer | None)
@@ -118,34 +108,35 @@ class ShardCoordinator:
         self._cuts = list(cuts)
         self._start_id = start_id
         self._start: tuple[Mapping[str, torch.Tensor], CenterNumbers] = {"value": weights}, center.numbers()
-        self._peers: list[Peer] = []
+        self._channels: Sequence[Channel] = ()
         self._pool = ThreadPoolExecutor(len(cuts) - 2, "paragrad-shard")
-        self._mend: Callable[[int, TransportError], None] = _raise
-        self._update: dict[str, Any] = {}
+        self._mend: Callable[[int, TransportError], None]
+        self._update: Header = {}
         self._failure: ParagradError | None = None
 
     @property
     def slices(self) -> list[tuple[int, int]]:
-        """From where to where those go that lie elsewhere."""
+        """Begin and end of each slice in another process."""
         return list(zip(self._cuts[1:-1], self._cuts[2:], strict=True))
 
-    def begin(self, peers: Sequence[Peer], mend: Callable[[int, TransportError], None]) -> None:
-        """They are there, and are filled. ``mend`` is called with the number of one that could not be reached, from 0 on: it
-        raises, or the same is tried again."""
-        self._peers, self._mend = list(peers), mend
+    def begin(self, channels: Sequence[Channel], mend: Callable[[int, TransportError], None]) -> None:
+        """Fill the shards. ``mend`` is called with the index of one that cannot be reached: it raises, or replaces the channel
+        in ``channels`` if needed, and the call is repeated."""
+        self._channels, self._mend = channels, mend
         tensors, numbers = self._start
         self._all(lambda k: self._fill(k, tensors, numbers))()
         self._start = {}, numbers
 
     def close(self, failure: ParagradError | None = None) -> None:
-        """They are there no longer; with a ``failure`` where they could not give back what they hold."""
+        """Stop using the shards; ``failure``: the reason why their slices are lost, if they are."""
         self._failure = failure
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # -- an update ------------------------------------------------------------------------------------------
 
     def prepare(self, commits: list[Commit]) -> Callable[[bool], bool]:
-        """Begin to write the next state there; the answer, told whether it is finite here, waits, and says whether all is."""
+        """Begin to write the next state. Return a function: call it with whether the local slice is finite; it blocks and
+        returns whether all slices are."""
         center = self._center
         self._update = {
             "clock": center.clock + 1,
@@ -163,35 +154,36 @@ class ShardCoordinator:
         def wait(here: bool) -> bool:
             found = answers()
             for k, answer in enumerate(found):
-                # A commit that its worker saw not to be finite is laid down nowhere, and its first slice is not finite.
+                # A worker uploads no slice of a commit that is not finite, and sends NaN as its first slice.
                 if "missing" in answer and here:
                     raise ParagradError(
-                        f"Shard {k + 1} has lost what worker {answer['missing'][0]} sent to it. Go on from the last checkpoint."
+                        f"Shard {k + 1} has lost its slice of a commit of worker {answer['missing'][0]}. Resume from the last "
+                        "checkpoint."
                     )
-            # One center would have looked at the whole of a round's mean, and not have stepped at all.
+            # A center that is not sharded checks the mean of a round as a whole, and would not have stepped at all.
             center.stepped = center.stepped and all(answer["finite"] or answer.get("stepped") for answer in found)
             return here and all(answer["finite"] for answer in found)
 
         return wait
 
     def flip(self) -> None:
-        """What was prepared is the state now."""
+        """Make the prepared state the current one."""
         waiting = [[c.worker, c.incarnation, c.sequence] for c in self._center.round.commits]
-        said = {"clock": self._update["clock"], "waiting": waiting}
-        self._all(lambda k: self._flip(k, said))()
+        header = {"clock": self._update["clock"], "waiting": waiting}
+        self._all(lambda k: self._flip(k, header))()
         if self._optimizer is not None:
             self._optimizer.flip()
 
-    def _flip(self, k: int, said: Mapping[str, Any]) -> None:
-        if "unprepared" in self._ask(k, "flip", said):  # it was killed in between
+    def _flip(self, k: int, header: Header) -> None:
+        if "unprepared" in self._ask(k, "flip", header):  # it was killed in between
             self._ask(k, "prepare", self._update)
-            if "unprepared" in self._ask(k, "flip", said):
-                raise ParagradError(f"Shard {k + 1} cannot make update {said['clock']} again. Go on from the last checkpoint.")
+            if "unprepared" in self._ask(k, "flip", header):
+                raise ParagradError(f"Shard {k + 1} cannot repeat update {header['clock']}. Resume from the last checkpoint.")
 
     def hand(self, worker: int) -> None:
-        """This worker's answer is the value as it is."""
-        said = {"worker": worker, "clock": self._center.clock}
-        self._all(lambda k: self._ask(k, "hand", said))()
+        """Write the value into a worker's row of replies."""
+        header = {"worker": worker, "clock": self._center.clock}
+        self._all(lambda k: self._ask(k, "hand", header))()
 
     # -- the whole ------------------------------------------------------------------------------------------
 
@@ -200,17 +192,17 @@ class ShardCoordinator:
         if self._failure is not None:
             raise self._failure
         first, tensors = self._cuts[1], local.tensors()
-        whole = {name: torch.empty(self._cuts[-1], dtype=t.dtype) for name, t in tensors.items() if _is_spread(name, t)}
+        whole = {name: torch.empty(self._cuts[-1], dtype=t.dtype) for name, t in tensors.items() if _is_sharded(name, t)}
         for name, room in whole.items():
             room[:first] = tensors[name]
-            if not self._peers:  # nothing has begun: they hold what they will be filled with
+            if not self._channels:  # before ``begin``: their state is the one that they will be filled with
                 room[first:] = self._filling(name, tensors[name])[first:]
-        said = {"op": "gather", "clock": self._center.clock, "names": list(whole)}
+        header = {"op": "gather", "clock": self._center.clock, "names": list(whole)}
 
         def fetch(k: int) -> None:
             lo, hi = self.slices[k]
             rooms = {name: room[lo:hi] for name, room in whole.items()}
-            self._peers[k].exchange({**said, "start_id": self._start_id}, {}, lambda back: rooms)
+            self._exchange(k, header, {}, rooms)
 
         self._all(fetch)()
         found = CenterSnapshot.read({**tensors, **whole}, local.numbers)
@@ -220,70 +212,72 @@ class ShardCoordinator:
 
     def _filling(self, name: str, here: torch.Tensor) -> torch.Tensor:
         start = self._start[0]
-        if name.startswith(OPTIMIZER) and name not in start:
-            return here[:1].expand(self._cuts[-1])  # a new optimiser has the same for all elements
-        found = start.get(name, start["value"])
-        return torch.zeros_like(found) if name.startswith(SLOT) and name not in start else found
+        if name in start:
+            return start[name]
+        if name.startswith(OPTIMIZER):
+            return here[:1].expand(self._cuts[-1])  # a new optimiser has the same state for all elements
+        return torch.zeros_like(start["value"]) if name.startswith(SLOT) else start["value"]
 
     def scatter(self, whole: CenterSnapshot) -> CenterSnapshot:
-        """The inverse; returns the local part. Before ``begin`` the rest is kept until then."""
+        """Restore the slices from a snapshot of the whole; return the local part. Before ``begin``, the rest waits for it."""
         if self._optimizer is not None:
             whole = replace(whole, optimizer=dict(self._optimizer.of_whole(whole.optimizer)))
         tensors, numbers = whole.tensors(), whole.numbers
-        if self._peers:
+        if self._channels:
             self._all(lambda k: self._fill(k, tensors, numbers))()
         else:
             self._start = tensors, numbers
-        mine = {name: t[: self._cuts[1]] if _is_spread(name, t) else t for name, t in tensors.items()}
+        mine = {name: t[: self._cuts[1]] if _is_sharded(name, t) else t for name, t in tensors.items()}
         return CenterSnapshot.read(mine, numbers)
 
     def whole_optimizer(self) -> VectorOptimizer | None:
-        """One for all of the value, as after it was made; None where the center has none."""
+        """Return a new optimiser of the whole value; None if the center has none."""
         return None if self._optimizer is None else self._optimizer.whole
 
     def _fill(self, k: int, tensors: Mapping[str, torch.Tensor], numbers: CenterNumbers) -> None:
         lo, hi = self.slices[k]
-        mine = {name: t[lo:hi] for name, t in tensors.items() if _is_spread(name, t)}
+        mine = {name: t[lo:hi] for name, t in tensors.items() if _is_sharded(name, t)}
         for name in self._center.scheme.center_slots:
             mine.setdefault(f"{SLOT}{name}", torch.zeros_like(mine["value"]))
         mine |= {name: t.view(1) for name, t in tensors.items() if name.startswith(OPTIMIZER) and not t.ndim}
-        said = {"op": "load", "clock": numbers.clock, "ledger": numbers.ledger, "versions": _versions(numbers)}
-        self._peers[k].exchange({**said, "start_id": self._start_id}, mine, lambda back: {})
+        header = {"op": "load", "clock": numbers.clock, "ledger": numbers.ledger, "versions": _versions(numbers)}
+        self._exchange(k, header, mine, {})
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _ask(self, k: int, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        return self._peers[k].ask(name, {"protocol": PROTOCOL, "start_id": self._start_id, **said})
+    def _ask(self, k: int, name: str, header: Header) -> Header:
+        header = {"protocol": PROTOCOL, "start_id": self._start_id, **header}
+        return self._channels[k].ask(name, header, timeout=DEADLINE)
+
+    def _exchange(self, k: int, header: Header, vectors: Vectors, into: Vectors) -> None:
+        header = {**header, "start_id": self._start_id}
+        self._channels[k].exchange(header, vectors, lambda back: into, timeout=deadline(vectors, 2 * DEADLINE))
 
     def _all(self, act: Callable[[int], T]) -> Callable[[], list[T]]:
-        """The same at every shard, at once; the answer waits for all, whatever becomes of one of them."""
-        flights = [self._pool.submit(act, k) for k in range(len(self._peers))]
+        """Do the same at every shard in parallel. Return a function that waits for all results, and repeats failed calls."""
+        calls = [self._pool.submit(act, k) for k in range(len(self._channels))]
 
         def wait() -> list[T]:
             found: list[T] = []
-            for k, flight in enumerate(flights):
+            for k, call in enumerate(calls):
                 while True:
                     try:
-                        found.append(flight.result())
+                        found.append(call.result())
                         break
                     except TransportError as error:
                         self._mend(k, error)
-                        flight = self._pool.submit(act, k)
+                        call = self._pool.submit(act, k)
             return found
 
         return wait
 
 
-def _raise(k: int, error: TransportError) -> None:
-    raise error
-
-
-def _is_spread(name: str, tensor: torch.Tensor) -> bool:
+def _is_sharded(name: str, tensor: torch.Tensor) -> bool:
     return name == "value" or (name.startswith((SLOT, ANSWER, OPTIMIZER)) and tensor.ndim > 0)
 
 
 def _versions(numbers: CenterNumbers) -> list[int]:
-    """Return the clock of each worker's reply: as it was given, or as it is owed."""
+    """Return the clock of each worker's last reply, or of the one that it waits for."""
     versions, presence = [numbers.clock] * len(numbers.ledger), numbers.presence
     if presence is not None:
         for worker, given in enumerate(presence.given):

@@ -1,7 +1,7 @@
-"""A slice of a center that is spread over several processes: its two buffers, answers, and commits that wait to be applied.
+"""A slice of a sharded center: its two buffers, the replies, and the commits that wait to be applied.
 
-It decides nothing. Another process says which commits make an update; what it says is numbered by the clock, so that
-the same, said again after somebody was killed, changes nothing twice.
+The center's process decides which commits make an update. Its requests are numbered by the clock, so that a request which is
+repeated after a kill changes nothing twice.
 """
 
 from __future__ import annotations
@@ -33,43 +33,44 @@ _MOST = dict.fromkeys(COMMIT.lists, sys.maxsize)
 
 
 class _SliceCenter(Center):
-    """The real one, of a slice. What it cannot know, of workers and their rows, it is told."""
+    """A center of one slice. It knows no workers or rows: the center's process sends ``given_working`` and
+    ``given_progress``."""
 
     optimizer: CutOptimizer | None
-    told_working: list[int]
-    told_progress = 0.0
+    given_working: list[int]
+    given_progress = 0.0
 
     @property
     def working(self) -> list[int]:
-        return self.told_working
+        return self.given_working
 
     @property
     def progress(self) -> float:
-        return self.told_progress
+        return self.given_progress
 
     def write(self, commits: list[Commit]) -> bool:
-        """The next state, into the spare buffer; False where it is not finite."""
+        """Write the next state into the spare buffer; return False if it is not finite."""
         self.stepped = False
         if self.optimizer is not None:
             self.optimizer.begin()
         return update.write(self, *self._states.begin(), commits)
 
     def move(self, commits: list[Commit]) -> None:
-        """The spare buffer is the state now."""
+        """Make the spare buffer the current state."""
         self._states.flip(commits)
         self.state = self._states.now
         if self.optimizer is not None:
             self.optimizer.flip()
 
     def copy_of(self, clock: int) -> Vector | None:
-        """The value of that clock, where it is the present one, or the one before it and nothing was written over it yet."""
+        """Return a copy of the value at a clock: the current one, or the previous one until it is overwritten; else None."""
         for state in self._states.both:
             if state.clock == clock and (state is self.state or self._states.control[1] < self._states.control[0] + 2):
                 return state.value.clone()
         return None
 
     def take_up(self) -> None:
-        """Go on from what the memory holds by now."""
+        """Continue from the present contents of the memory."""
         self._states.take_up()
         self.state = self._states.now
         if self.optimizer is not None:
@@ -85,8 +86,8 @@ class _SliceCenter(Center):
 
 
 class Slice:
-    """All of it lies in a segment, from which another process goes on where this one is killed. Not to be used by two threads
-    at once, but for ``room`` of different workers, and ``answer``."""
+    """A slice in a segment, from which another process continues if this one is killed. Only one thread may use it at a time,
+    except for the memory that ``room`` and ``answer`` return."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class Slice:
         segment: Segment,
         optimizer: OptimizerLike | None = None,
     ) -> None:
-        """``optimizer``: what the center steps with, where it does."""
+        """``optimizer``: that of the center, if it has one."""
         allocate = segment.allocate
         self.scheme = scheme
         self.segment = segment
@@ -107,9 +108,8 @@ class Slice:
         cut = None if optimizer is None else CutOptimizer(optimizer, length, dtype, allocate)
         self.center = _SliceCenter(scheme, start, workers=workers, leases=leases, optimizer=cut, allocate=allocate, rows=True)
         self._versions = allocate("versions", workers, torch.int64).numpy()
-        """The clock of each worker's answer."""
-        # What a worker was last given is read by the update that writes its next answer: where that is made again, it must be
-        # there still.
+        """The clock of each worker's reply."""
+        # An update reads a worker's last reply and overwrites it. If the update is repeated, the last reply must still exist.
         self._undo = [allocate(f"undo{k}", length, dtype) for k in range(workers)] if scheme.answers == "remembered" else []
         self._undone = allocate("undone", 1 + workers, torch.int64).numpy()
         count = workers if scheme.held else 2 * workers + scheme.quorum(workers)
@@ -119,12 +119,12 @@ class Slice:
         self._prepared: tuple[int, list[Commit], dict[str, bool]] | None = None
         self._newest = [0] * workers
 
-    # -- what workers lay down ------------------------------------------------------------------------------
+    # -- uploads of workers ---------------------------------------------------------------------------------
 
     def room(self, worker: int, incarnation: int, sequence: int) -> dict[str, Vector]:
-        """Where a worker's slice of a commit goes; it counts once ``stage`` has been called."""
+        """Return the memory for a worker's slice of a commit; it counts once ``stage`` has been called."""
         if incarnation < self._newest[worker]:
-            raise Refused("gone: another has taken this worker's place.")
+            raise Refused("gone: the rank of this worker has been given to another.")
         self._newest[worker] = incarnation
         found = self._find(worker, incarnation, sequence)
         if found is None:
@@ -133,13 +133,13 @@ class Slice:
         return self._stages[found]
 
     def stage(self, worker: int, incarnation: int, sequence: int) -> None:
-        """All of it has come."""
+        """Make an upload count, once all of it has arrived."""
         found = self._find(worker, incarnation, sequence)
         if found is None:
-            raise Refused("gone: a later commit of this worker has come.")
+            raise Refused("gone: this worker has sent a later commit.")
         if not all(kernels.finite(vector) for vector in self._stages[found].values()):
             self._table[found][STATE] = FREE
-            raise Malformed(f"Commit {sequence} of worker {worker} is not finite, which its worker should have seen.")
+            raise Malformed(f"Commit {sequence} of worker {worker} is not finite: its worker must not upload it.")
         self._table[found][STATE] = STAGED
 
     def _find(self, worker: int, incarnation: int, sequence: int) -> int | None:
@@ -150,47 +150,42 @@ class Slice:
 
     def _make_room(self, worker: int) -> int:
         if self.scheme.held:
-            # It was answered, or it could not send another: what it sent before has been applied or refused.
+            # A worker sends a commit only after the reply to the one before, which was applied or rejected.
             self._table[self._table[:, WORKER] == worker, STATE] = FREE
         free = [j for j, state in enumerate(self._table[:, STATE].tolist()) if state == FREE]
         if not free:
-            raise Malformed("More commits wait here than the scheme allows for.")
+            raise Malformed("More commits wait here than the scheme allows.")
         return free[0]
 
-    # -- what the center says -------------------------------------------------------------------------------
+    # -- requests of the center -----------------------------------------------------------------------------
 
-    @property
-    def clock(self) -> int:
-        """Updates applied so far."""
-        return self.center.clock
-
-    def prepare(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the next state; the answer says whether it is finite and the optimiser was moved, or which commits are not
-        here."""
-        clock: int = said["clock"]
-        if clock <= self.clock:
+    def prepare(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the next state; return whether it is finite and whether the optimiser has stepped, or the workers whose commits
+        are missing."""
+        clock: int = header["clock"]
+        if clock <= self.center.clock:
             return {"finite": True}
         self._check_clock(clock - 1)
-        commits = [Commit(value=_EMPTY, **read(COMMIT, header, _MOST)) for header in said["commits"]]
-        if self._prepared is not None and self._prepared[0] == clock and _same(self._prepared[1], commits):
+        commits = [Commit(value=_EMPTY, **read(COMMIT, fields, _MOST)) for fields in header["commits"]]
+        if self._prepared is not None and self._prepared[0] == clock and _keys(self._prepared[1]) == _keys(commits):
             return self._prepared[2]
         missing = [commit.worker for commit in commits if not self._fill(commit)]
         if missing:
             return {"finite": False, "missing": missing}
         self._save_answers(clock, commits)
         center = self.center
-        center.live, center.told_working, center.told_progress = set(said["live"]), said["working"], said["progress"]
-        center.ledger.commits, center.ledger.speeds = said["counts"], said["speeds"]
+        center.live, center.given_working, center.given_progress = set(header["live"]), header["working"], header["progress"]
+        center.ledger.commits, center.ledger.speeds = header["counts"], header["speeds"]
         self._prepared = None
-        sound = center.write(commits)
-        answer = {"finite": sound, "stepped": center.stepped}
+        finite = center.write(commits)
+        answer = {"finite": finite, "stepped": center.stepped}
         self._prepared = (clock, commits, answer)
         return answer
 
-    def flip(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """What was prepared is the state now; the answer may say that it must be prepared again."""
-        clock: int = said["clock"]
-        if clock == self.clock:
+    def flip(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the prepared state the current one; the answer may say that it must be prepared again."""
+        clock: int = header["clock"]
+        if clock == self.center.clock:
             return {"clock": clock}
         if self._prepared is None or self._prepared[0] != clock or not self._prepared[2]["finite"]:
             return {"unprepared": True}
@@ -200,12 +195,12 @@ class Slice:
                 self._versions[commit.worker] = clock
         self.center.move(commits)
         self._prepared = None
-        self._forget(commits, {tuple(key) for key in said["waiting"]})
+        self._forget(commits, {tuple(key) for key in header["waiting"]})
         return {"clock": clock}
 
     def _forget(self, commits: Sequence[Commit], waiting: set[tuple[int, ...]]) -> None:
-        """Commits that were applied, and those that were turned away since: not those that wait, nor their worker's latest."""
-        applied = {(commit.worker, commit.incarnation, commit.sequence) for commit in commits}
+        """Free the stages of applied and rejected commits: all but those that wait, and the latest of each worker."""
+        applied = set(_keys(commits))
         latest: dict[int, tuple[int, ...]] = {}
         for w, i, s, state in self._table.tolist():
             if state != FREE:
@@ -215,23 +210,23 @@ class Slice:
             if row[STATE] != FREE and (key in applied or not (key in waiting or key == latest[key[0]])):
                 row[STATE] = FREE
 
-    def hand(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """A worker's answer is the value as it is."""
-        self._check_clock(said["clock"])
-        worker = said["worker"]
+    def hand(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the value into a worker's row of replies."""
+        self._check_clock(header["clock"])
+        worker = header["worker"]
         self.center.answers[worker].copy_(self.center.value)
-        self._versions[worker] = said["clock"]
+        self._versions[worker] = header["clock"]
         self._undone[1 + worker] = 0
         return {}
 
     def answer(self, worker: int, version: int) -> Vector:
-        """What a worker is answered with; raises where that is another by now."""
+        """Return a worker's reply; raise ``Refused`` if it is of another version."""
         if self._versions[worker] != version:
-            raise Refused(f"gone: the answer to worker {worker} is that of clock {self._versions[worker]}, not {version}.")
+            raise Refused(f"gone: the reply to worker {worker} is that of clock {self._versions[worker]}, not {version}.")
         return self.center.answers[worker]
 
     def tensors(self, clock: int) -> dict[str, torch.Tensor]:
-        """Value, slots, answers and the optimiser's state at a clock: that of now, or the one before it."""
+        """Return value, slots, replies and the optimiser's state at a clock: the current one, or the previous one."""
         return tensors_in(self.segment, self.scheme.center_slots, self.center.workers, clock)
 
     def load(self, tensors: Mapping[str, torch.Tensor], clock: int, ledger: Sequence[int], versions: Sequence[int]) -> None:
@@ -244,7 +239,7 @@ class Slice:
         self._prepared = None
 
     def take_over(self, left: Segment) -> None:
-        """Go on from what a slice that was killed has left: all of it, for a center that was killed too may be one update
+        """Continue from the memory of a killed process. All of it is copied: a center that was killed as well may be one update
         behind."""
         for name in left.layout:
             self.segment.tensor(name).copy_(left.tensor(name))
@@ -259,11 +254,11 @@ class Slice:
     # -- inside ---------------------------------------------------------------------------------------------
 
     def _check_clock(self, clock: int) -> None:
-        if clock != self.clock:
-            raise Malformed(f"This slice is at clock {self.clock}, and was told of {clock}.")
+        if clock != self.center.clock:
+            raise Malformed(f"This slice is at clock {self.center.clock}, but the request is for clock {clock}.")
 
     def _fill(self, commit: Commit) -> bool:
-        """Give a commit its vectors; False where they are not here."""
+        """Give a commit its vectors; return False if they are missing."""
         found = self._find(commit.worker, commit.incarnation, commit.sequence)
         if found is None or self._table[found][STATE] != STAGED:
             return False
@@ -282,21 +277,16 @@ class Slice:
         for commit in commits:
             self._undo[commit.worker].copy_(answers[commit.worker])
             self._undone[1 + commit.worker] = 1
-        self._undone[0] = clock  # last: until here nothing has been written over
-
-
-def now(segment: Segment) -> torch.Tensor:
-    """The clock of a slice, and the last sequence of each worker, in whatever process it was."""
-    return segment.tensor(f"numbers{int(segment.tensor('control')[0]) & 1}")
+        self._undone[0] = clock  # last: nothing has been overwritten so far
 
 
 def tensors_in(segment: Segment, slots: Sequence[str], workers: int, clock: int) -> dict[str, torch.Tensor]:
-    """What a slice holds, or has left, of a clock: its last, or the one before it. They are the slice's own memory."""
-    sides = [side for side in (0, 1) if int(segment.tensor(f"numbers{side}")[0]) == clock]
+    """Return the tensors of a slice at its last clock or the previous one, in the memory of the slice."""
+    clocks = [int(segment.tensor(f"numbers{side}")[0]) for side in (0, 1)]
     current = int(segment.tensor("control")[0]) & 1
-    if not sides:
-        raise Malformed(f"This slice has nothing of clock {clock}; it is at {int(now(segment)[0])}.")
-    side = current if current in sides else sides[0]
+    if clock not in clocks:
+        raise Malformed(f"This slice has no state of clock {clock}; it is at clock {clocks[current]}.")
+    side = current if clocks[current] == clock else 1 - current
     found = {"value": segment.tensor(f"value{side}")}
     found |= {f"slot.{name}": segment.tensor(f"{name}{side}") for name in slots}
     undone = segment.tensor("undone").tolist()
@@ -313,5 +303,5 @@ def tensors_in(segment: Segment, slots: Sequence[str], workers: int, clock: int)
     return found
 
 
-def _same(these: Sequence[Commit], those: Sequence[Commit]) -> bool:
-    return [(c.worker, c.incarnation, c.sequence) for c in these] == [(c.worker, c.incarnation, c.sequence) for c in those]
+def _keys(commits: Sequence[Commit]) -> list[tuple[int, ...]]:
+    return [(commit.worker, commit.incarnation, commit.sequence) for commit in commits]

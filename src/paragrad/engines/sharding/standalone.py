@@ -1,4 +1,4 @@
-"""A shard that is started by hand: finds its center, says where it listens, and serves until the run is over."""
+"""A shard that is started by hand: finds its center, announces its address, and serves until the run is over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from paragrad import codecs, schemes
-from paragrad.codecs.codec import Codec
 from paragrad.config import options
 from paragrad.engines.sharding.process import ShardService
 from paragrad.engines.transport import endpoint, transport
@@ -33,34 +32,37 @@ def serve(
     patience: float = PATIENCE,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Hold slice ``index`` of the center of a run directory, until that says that the run is over."""
+    """Hold slice ``index`` of the center of a run directory, until the run is over."""
     connection = Connection(directory, patience=patience, say=say)
     try:
         about = connection.about()
     except RunEnded:
         raise UsageError(f"The run in {str(directory)!r} is over.") from None
     scheme = options.parse(about["scheme"], "scheme", schemes)
-    pair = _pair(directory)
+    encrypts = Endpoint.read(directory).certificate is not None
+    pair = endpoint.read_pair(directory / CERTIFICATE, directory / KEY) if encrypts else None
     host, port = endpoint.split_address(listen or ("127.0.0.1:0" if pair is None else "0.0.0.0:0"))
-    service = ShardService(scheme, directory.resolve(), index, about["start_id"], _optimizer(scheme, about), _codec(about))
+    codec = about["settings"].get("codec")
+    codec = None if codec is None else options.parse(codec, "codec", codecs)
+    service = ShardService(scheme, directory.resolve(), index, about["start_id"], _optimizer(scheme, about), codec)
     try:
         listener = transport.default().listen(service, endpoint.address_of(host, port), read_token(directory / TOKEN), pair)
     except TransportError as error:
         raise UsageError(f"{error} Give another address to --listen.") from None
     address = endpoint.address_of(advertise or endpoint.advertised(host), listener.port)
     say(f"Shard {index} of {directory} listens at {address}.")
-    seen = time.monotonic()
+    heard_at = time.monotonic()
     while not service.ended.wait(BEAT if service.held is not None else 0.1):
         try:
             start_id = connection.announce_shard(index, address)
-            seen = time.monotonic()
+            heard_at = time.monotonic()
             if start_id != service.start_id:
                 about = connection.about()  # a run may be resumed with another learning rate
                 with service.lock:
                     service.serve(about["start_id"], _optimizer(scheme, about))
         except (TransportError, RunEnded) as error:
-            if time.monotonic() - seen > patience:
-                raise TransportError(f"{error} It was waited for {patience:.0f} seconds.") from None
+            if time.monotonic() - heard_at > patience:
+                raise TransportError(f"{error} This shard waited for {patience:.0f} seconds.") from None
             connection.disconnect()
     listener.close()
     service.discard()
@@ -68,20 +70,5 @@ def serve(
 
 
 def _optimizer(scheme: Scheme, about: Mapping[str, Any]) -> Optimizer | None:
-    """What the center steps with, where it does; it has made sure that words say all of it."""
+    """Return the center's optimiser, if it has one; the center has checked that it is given by name."""
     return prepared(Optimizer.from_settings(about["settings"])) if scheme.ships == "gradient" else None
-
-
-def _codec(about: Mapping[str, Any]) -> Codec | None:
-    spelled = about["settings"].get("codec")
-    return None if spelled is None else options.parse(spelled, "codec", codecs)
-
-
-def _pair(directory: Path) -> tuple[bytes, bytes] | None:
-    """The certificate and key that the center has made for the run."""
-    if Endpoint.read(directory).certificate is None:
-        return None
-    try:
-        return (directory / CERTIFICATE).read_bytes(), (directory / KEY).read_bytes()
-    except OSError as error:
-        raise UsageError(f"The certificate or key in {str(directory)!r} cannot be read ({error}).") from None

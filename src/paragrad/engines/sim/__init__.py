@@ -1,1 +1,1 @@
-"""A simulated cluster: all workers in this process, under a virtual clock. Knows no processes."""
+"""A simulated cluster: all workers in this process, under a virtual clock."""

@@ -1,4 +1,4 @@
-"""How long a simulated worker's windows take: its own draws, made longer by what slows it or stops it."""
+"""Duration of a simulated worker's windows: random step times, plus slow-downs and pauses."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from paragrad.cluster import Cluster, Pause, Slow
 
 
 class ComputeTime:
-    """One worker's time, over all its incarnations."""
+    """Step times of one worker, over all its incarnations."""
 
     def __init__(self, cluster: Cluster, worker: int, seed: int) -> None:
         self._cluster = cluster
         self._worker = worker
         self._seed = seed
-        mine = [fault for fault in cluster.faults if isinstance(fault, Slow | Pause) and fault.worker == worker]
-        self._slow = [fault for fault in mine if isinstance(fault, Slow)]
-        self._pauses = sorted((fault.at, fault.seconds) for fault in mine if isinstance(fault, Pause))
+        self._slow = [fault for fault in cluster.faults if isinstance(fault, Slow) and fault.worker == worker]
+        pauses = (fault for fault in cluster.faults if isinstance(fault, Pause) and fault.worker == worker)
+        self._pauses = sorted((pause.at, pause.seconds) for pause in pauses)
         self.begin(0)
 
     def begin(self, incarnation: int) -> None:
-        """A new incarnation draws its own times."""
+        """Begin a new incarnation, with its own random numbers."""
         self._steps = self._cluster.steps(self._worker, incarnation, self._seed)
         self.delays = self._cluster.delays(self._worker, incarnation, self._seed)
 
     def end_of(self, steps: int, now: float) -> float:
-        """When a window of so many steps ends that begins now."""
+        """Return the time when a window of this many steps ends that begins now."""
         if not self._slow and not self._pauses:
             return now + self._steps.total(steps)
         for _ in range(steps):
@@ -40,7 +40,7 @@ class ComputeTime:
         return now
 
     def awake(self, now: float) -> float:
-        """When a worker that may stand still goes on."""
+        """Return the time when the worker can continue: now, or at the end of a pause."""
         for at, seconds in self._pauses:
             if at <= now < at + seconds:
                 now = at + seconds

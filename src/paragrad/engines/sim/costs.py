@@ -1,4 +1,4 @@
-"""What a run on a virtual cluster cost: bytes on the wire, seconds of waiting and of computing."""
+"""Costs of a run on a virtual cluster: bytes sent, seconds of waiting and of computing."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 @dataclass
 class Costs:
-    """What the cluster cost, by worker."""
+    """Costs per worker."""
 
     up: list[int]
-    """Bytes to the center."""
+    """Bytes sent to the center."""
     down: list[int]
-    """Bytes from the center."""
+    """Bytes received from the center."""
     idle: list[float]
-    """Seconds that a worker waited for an answer."""
+    """Seconds of waiting for an answer."""
     computing: list[float]
-    """Seconds that it spent in windows that ended."""
+    """Seconds in windows that ended."""
 
     @classmethod
     def of(cls, workers: int) -> Costs:
-        """Nothing yet."""
+        """Return zero costs for this many workers."""
         return cls([0] * workers, [0] * workers, [0.0] * workers, [0.0] * workers)
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the costs as they appear in summary.json."""
         return {
             "bytes_to_center": self.up,
             "bytes_from_center": self.down,

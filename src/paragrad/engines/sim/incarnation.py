@@ -1,4 +1,4 @@
-"""One incarnation of a simulated worker: its loop, and where in it it is."""
+"""One incarnation of a simulated worker: its loop, and the state of its exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paragrad.types import Commit, Reply
 
 @dataclass(slots=True)
 class Incarnation:
-    """One incarnation of a worker."""
+    """One incarnation of a simulated worker."""
 
     rank: int
     incarnation: int
@@ -22,11 +22,11 @@ class Incarnation:
     began: float = 0.0
     reply: Reply | None = None
     waits_for: int = 0
-    """The sequence of the commit whose answer counts; below 0: of joining."""
+    """Sequence of the commit whose answer the worker waits for, or a negative number after joining."""
     waiting_since: float | None = None
     sent: Commit | None = None
     brought: int = 0
-    """The sequence of the last commit that brought what the worker keeps to itself."""
+    """Sequence of the last commit that brought the worker's private state."""
     committed: float = 0.0
-    """When it last sent a commit; at first: when it was born."""
+    """Time of its last commit, or of its start before the first one."""
     alive: bool = True

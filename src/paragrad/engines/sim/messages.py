@@ -1,4 +1,4 @@
-"""When a message of the simulated cluster arrives: latency, bandwidth, partitions, and what is lost or comes twice."""
+"""Arrival times of messages in the simulated cluster: latency, bandwidth, partitions, lost and duplicate messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paragrad.cluster import CenterCrash, Cluster, Draws, DropMessage, Duplicate
 
 
 class Messages:
-    """The links between workers and center. Faults are data: what becomes of a message is known when it is sent."""
+    """The links between workers and center. Faults are data, so the fate of a message is known when it is sent."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -23,32 +23,32 @@ class Messages:
                 self._twice[fault.worker].append(fault.at)
         calm = all(isinstance(fault, Slow | Pause) for fault in cluster.faults) and cluster.churn is None
         self.free = calm and cluster.latency == 0 and cluster.bandwidth is None and cluster.center_rate is None
-        """Whether messages arrive the instant they are sent, and nothing is ever lost."""
+        """True if messages arrive at once and none is lost."""
 
     def up(self, worker: int, delays: Draws, size: int, now: float) -> list[float]:
-        """When a message to the center arrives, once or twice; one that is lost on the way has been sent again."""
-        while _strikes(self._drops[worker, False], now):
+        """Return the arrival times at the center: one, or two if duplicated. A lost message is sent again."""
+        while _occurs(self._drops[worker, False], now):
             now += self._cluster.retry
         arrivals = [self._crossing(worker, delays, size, now)]
-        if _strikes(self._twice[worker], now):
+        if _occurs(self._twice[worker], now):
             arrivals.append(self._crossing(worker, delays, size, now))
-        return [self.heard(arrival) for arrival in arrivals]
+        return [self.received(arrival) for arrival in arrivals]
 
     def down(self, worker: int, delays: Draws, size: int, now: float) -> float | None:
-        """When an answer arrives; None where it is lost."""
-        if _strikes(self._drops[worker, True], now):
+        """Return the arrival time of an answer; None if it is lost."""
+        if _occurs(self._drops[worker, True], now):
             return None
         return self._crossing(worker, delays, size, now)
 
-    def heard(self, arrival: float) -> float:
-        """When the center hears of a message; one that comes while it is down is sent again."""
+    def received(self, arrival: float) -> float:
+        """Return the time when the center receives a message; it is sent again if it arrives while the center is down."""
         for start, end in self._outages:
             while start <= arrival < end:
                 arrival += self._cluster.retry
         return arrival
 
     def lost_in_queue(self, arrival: float, until: float) -> bool:
-        """Whether the center goes down while a message waits there."""
+        """Return whether the center crashes while a message waits in its queue."""
         return any(arrival < start < until for start, _ in self._outages)
 
     def _crossing(self, worker: int, delays: Draws, size: int, now: float) -> float:
@@ -58,8 +58,8 @@ class Messages:
         return now + delays.next() + self._cluster.transfer(worker, size)
 
 
-def _strikes(times: list[float], now: float) -> bool:
-    """Whether one of these faults is due; it strikes once."""
+def _occurs(times: list[float], now: float) -> bool:
+    """Return whether one of these faults is due; each occurs once."""
     for at in times:
         if at <= now:
             times.remove(at)

@@ -1,20 +1,21 @@
-"""All workers' replicas in this process: computed together where their model allows it, else one after another."""
+"""The replicas of all workers in this process: computed together if the model allows it, otherwise one after another."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
 from paragrad.core.job import Job
-from paragrad.core.replica import Replica
+from paragrad.core.replica import Replica, Untrained
 from paragrad.core.worker import Window, progress_of, run_window
 from paragrad.data.source import example
 from paragrad.errors import ParagradError, WorkerError
-from paragrad.learners.learner import Learner, Recovers, WarmsUp, load_marked, marked, unmarked
+from paragrad.learners.learner import Recovers, WarmsUp, load_marked, marked, unmarked
 from paragrad.learners.rowmodel import Batchable
 from paragrad.learners.rows import Task, TorchRows
 from paragrad.learners.stepper import Precision
@@ -23,84 +24,45 @@ from paragrad.types import Done, Vector
 
 @dataclass(slots=True)
 class PendingWindow:
-    """A window that has begun in the simulation, and must be computed before it ends there."""
+    """A window that has begun in the simulation; it must be computed before it ends there."""
 
     me: Replica
     request: Window
     done: Done | None = None
 
 
-class Replicas(Protocol):
-    """The replicas of all workers. A window is *closed* when it begins: whenever it is computed, the result is the same."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the vectors lie."""
-
-    def weights(self, rank: int) -> Vector:
-        """A worker's weights."""
-
-    def out(self, rank: int) -> Vector | None:
-        """Where a worker's gradients are written; None where it ships none."""
-
-    def buffers(self, rank: int) -> Vector:
-        """A worker's floating state that is not trained."""
-
-    def integers(self, rank: int) -> Vector:
-        """A worker's integer state that is not trained."""
-
-    def warm_up(self) -> None:
-        """Do before the start barrier what only the first step would else wait for."""
-
-    def compute(self, due: Sequence[PendingWindow]) -> None:
-        """Run these windows, each of another worker."""
-
-    def state(self, rank: int) -> dict[str, torch.Tensor]:
-        """The state of a worker's optimiser."""
-
-    def load(self, rank: int, state: Mapping[str, torch.Tensor]) -> bool:
-        """The inverse; False where it is of another optimiser, and the worker begins with its own."""
-
-    def begin_anew(self, rank: int) -> None:
-        """A replacement takes a lost worker's place: it has an optimiser of its own."""
-
-    def recover(self, rank: int) -> None:
-        """A worker's optimiser has seen NaN."""
-
-    def scatter(self, rank: int) -> None:
-        """Move a worker to a random point of its own."""
-
-    def close(self) -> None:
-        """The run is over."""
-
-
 class SeparateReplicas:
-    """A learner for each worker; their windows run one after another, as in any other engine."""
+    """One learner per worker; their windows run one after another.
+
+    The inputs of a window are fixed when it begins, so it can be computed at any time.
+    """
 
     def __init__(self, job: Job, workers: int, device: str) -> None:
         self._job = job
-        self._make: Callable[[], Learner] = lambda: job.make_learner(device)
+        self._make = partial(job.make_learner, device)
         self._learners = [self._make() for _ in range(workers)]
         self.device = self._learners[0].weights.device
 
     def weights(self, rank: int) -> Vector:
+        """Return a worker's weights."""
         return self._learners[rank].weights
 
     def out(self, rank: int) -> Vector | None:
+        """Return the vector for a worker's gradients; None if it needs no separate one."""
         return None
 
-    def buffers(self, rank: int) -> Vector:
-        return self._learners[rank].buffers
-
-    def integers(self, rank: int) -> Vector:
-        return self._learners[rank].integers
+    def untrained(self, rank: int) -> Untrained:
+        """Return a worker's state besides its weights."""
+        return Untrained(self._learners[rank].buffers, self._learners[rank].integers)
 
     def warm_up(self) -> None:
+        """Do one-time work before the start barrier, so that the first step need not."""
         first = self._learners[0]
         if isinstance(first, WarmsUp):
             first.warm_up(example(self._job.train, self._job.plan))
 
     def compute(self, due: Sequence[PendingWindow]) -> None:
+        """Compute these windows, each of a different worker."""
         job = self._job
         for window in due:
             rank = window.me.rank
@@ -112,28 +74,33 @@ class SeparateReplicas:
                 raise WorkerError(rank, traceback.format_exc()) from error
 
     def state(self, rank: int) -> dict[str, torch.Tensor]:
+        """Return the state of a worker's optimiser."""
         return marked(self._learners[rank], self._learners[rank].state())
 
     def load(self, rank: int, state: Mapping[str, torch.Tensor]) -> bool:
+        """Load the state of a worker's optimiser. Return False, without a change, if it is of another optimiser."""
         return load_marked(self._learners[rank], state)
 
     def begin_anew(self, rank: int) -> None:
+        """Prepare a replacement of a lost worker, with a new optimiser."""
         self._learners[rank] = self._make()
 
     def recover(self, rank: int) -> None:
+        """Reset a worker's optimiser after NaN."""
         learner = self._learners[rank]
         if isinstance(learner, Recovers):
             learner.recover()
 
     def scatter(self, rank: int) -> None:
+        """Move a worker's weights to its random starting point."""
         self._job.scatter(self._learners[rank], rank)
 
     def close(self) -> None:
-        pass
+        """Release the memory after the run."""
 
 
 class BatchedReplicas:
-    """Rows of one tensor, stepped at once."""
+    """All replicas as rows of one tensor, stepped together. The methods are those of ``SeparateReplicas``."""
 
     def __init__(
         self, job: Job, learner: Batchable, workers: int, device: str, *, precision: Precision, chunk: int | None
@@ -159,11 +126,8 @@ class BatchedReplicas:
     def out(self, rank: int) -> Vector | None:
         return None if self.rows.gradients is None else self.rows.gradients[rank]
 
-    def buffers(self, rank: int) -> Vector:
-        return self.rows.buffers[rank]
-
-    def integers(self, rank: int) -> Vector:
-        return self.rows.integers[rank]
+    def untrained(self, rank: int) -> Untrained:
+        return Untrained(self.rows.buffers[rank], self.rows.integers[rank])
 
     def warm_up(self) -> None:
         self.rows.warm_up()
@@ -200,3 +164,6 @@ class BatchedReplicas:
 
     def close(self) -> None:
         self.rows.close()
+
+
+Replicas: TypeAlias = SeparateReplicas | BatchedReplicas

@@ -1,8 +1,8 @@
 """A run on a virtual cluster: events in order of virtual time, windows computed lazily and together.
 
-What makes it exact: a window is closed when it begins (weights, optimiser, rows and length are fixed then) and is
-computed before it ends; events are ordered by (time, worker, phase), so that what a worker does at one instant stays
-together; every random number is keyed by what it is for, not by when it is drawn.
+The simulation is exact. The inputs of a window (weights, optimiser, rows and length) are fixed when it begins, and it is
+computed before it ends. Events are ordered by (time, worker, phase), so that the events of one worker at one instant stay
+together. Every random number is keyed by its purpose, not by the time when it is drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from paragrad.cluster import Cluster, Crash, Join, Leave, Lives
 from paragrad.core.center import Center
 from paragrad.core.job import Job
-from paragrad.core.replica import Replica, Untrained
+from paragrad.core.replica import Replica
 from paragrad.core.worker import JOIN, RECEIVE, WAIT, Answer, Driver, Ports, Pulled, Wait, Window, another_optimizer, work
 from paragrad.engines.sim.compute_time import ComputeTime
 from paragrad.engines.sim.costs import Costs
@@ -36,7 +36,7 @@ from paragrad.types import Commit, Reply, Vector, WorkerState
 
 
 class Phase(IntEnum):
-    """What comes first where a worker has several events at one instant."""
+    """Order of the events of one worker at one instant."""
 
     CRASH = 0
     GIVEN_UP = 1
@@ -61,7 +61,7 @@ class Simulation:
     workers: int
     cluster: Cluster
     early_moment: Callable[[], bool] | None = None
-    """Asked at each window's beginning whether to compute all that is due now: it makes no difference but for rounding."""
+    """Called when a window begins: True computes all pending windows at once. Results differ only by rounding."""
     now: float = 0.0
     lives: list[Incarnation] = field(default_factory=list)
 
@@ -83,12 +83,12 @@ class Simulation:
         self._queued = 0
         self._evaluator: Learner | None = None
         self._wanted = False
-        """Whether workers bring what they keep to themselves along with their commits: a checkpoint is due."""
+        """True if commits must bring private state, because a checkpoint is due."""
         self._parting = False
-        """Whether the run is over, and a worker that has brought it needs no answer: nobody waits for its next commit."""
+        """True once the run is over; a worker that has brought its private state then needs no answer."""
         self._limit = math.inf
         self._longest = 0.0
-        """The longest time between two commits of a worker so far."""
+        """Longest time between two commits of a worker so far."""
         self._sizes: dict[int, int] = {}
         self._stateless = not (self.learner.buffers.numel() or self.learner.integers.numel())
         if self.messages.free and job.by_reference(self.center):
@@ -98,14 +98,14 @@ class Simulation:
         self._size = sum(v.numel() * v.element_size() for v in (state.value, state.buffers, state.integers))
 
     def _allocate(self, name: str, length: int, dtype: torch.dtype) -> Vector:
-        # Clock and ledger are read at every commit, and by this process alone.
+        # Clock and ledger are read at every commit, and only on the CPU.
         counters = name == "control" or name.startswith("numbers")
         return torch.zeros(length, dtype=dtype, device="cpu" if counters else self.replicas.device)
 
     # -- the run --------------------------------------------------------------------------------------------
 
     def run(self) -> Center:
-        """Until no rows are left, or a stop is asked for."""
+        """Run until no rows are left or a stop is requested, and return the center."""
         session, center = self.session, self.center
         session.time.use(lambda: self.now)
         session.snapshots.evaluate = self._evaluate
@@ -118,10 +118,10 @@ class Simulation:
         session.go()
         self._schedule_faults()
         self._answer(self._gather())
-        # What would happen after the last commit is no part of the run: its time ends there.
         if session.run.stop.seconds is not None:
             self._limit = self.now + session.run.stop.seconds
         heap = self._heap
+        # The run ends with its last commit: events after it do not count.
         while heap and session.stopped is None and not self._finished:
             if heap[0][0] > self._limit:
                 self.now = self._limit
@@ -132,23 +132,24 @@ class Simulation:
         if session.stopped is None and not self._finished:
             raise UsageError(
                 f"At {self.now:.6g} virtual seconds the cluster has no worker left, with {center.progress:.0%} of the rows "
-                "done: let one of them stay, or join again."
+                "done: let a worker stay, or join again."
             )
         session.time.end()
-        session.measured |= self._summary()
+        summary = {"virtual": True, "wall_seconds": round(session.time.wall_seconds, 4), "cluster": self.costs.summary()}
+        session.measured |= summary
         return center
 
     @property
     def _finished(self) -> bool:
         return self.center.leases.used == self.center.leases.total
 
-    # -- what workers keep to themselves ----------------------------------------------------------------------
+    # -- private state --------------------------------------------------------------------------------------
 
     def _want(self, wanted: bool) -> None:
         self._wanted = wanted
 
     def _is_near_limit(self, life: Incarnation) -> bool:
-        """Whether this may be the worker's last commit before the time is up."""
+        """Return whether this may be the worker's last commit before the time limit."""
         self._longest = max(self._longest, self.now - life.committed)
         life.committed = self.now
         return self.center.private.are_kept and self.now + 2 * self._longest > self._limit
@@ -157,26 +158,26 @@ class Simulation:
         return life.me.state(self.job.scheme.adopts_from, self.replicas.state(life.rank))
 
     def _keep(self, life: Incarnation) -> None:
-        """The worker's last commit was applied, and it has gone on from there in nothing."""
+        """Keep the private state of a worker that has done nothing since its last applied commit."""
         if self.center.private.are_kept and life.brought != self.center.last(life.rank):
             self.center.private.keep(life.rank, self._state_of(life))
 
     def _part(self) -> None:
-        """The run is over, but may go on later: each worker brings what it keeps to itself, with its last applied commit."""
+        """Collect each worker's private state after its last applied commit, so that the run can be resumed."""
         session, center = self.session, self.center
         if session.stopped not in (None, "seconds"):
             self._parting = not center.round.gathers
-            for rank in center.live:  # whether they have brought it since a checkpoint was due is a matter of the machine
+            for rank in center.live:  # states of an earlier checkpoint depend on the speed of this machine
                 center.private.keep(rank, None)
             while self._heap and not self._finished and session.waits_for_workers():
                 self._next()
-        if self._finished or not self.job.scheme.overlap:  # who waits for an answer is as it was when its commit left
+        if self._finished or not self.job.scheme.overlap:  # workers that wait have not changed since their commit
             for life in self.lives:
                 if life.alive and life.driver.request == RECEIVE and life.waits_for == center.last(life.rank):
                     self._keep(life)
 
     def _gather(self) -> list[Reply]:
-        """Those who are there join; who is not has left its rows to them, until it comes."""
+        """Let present workers join; the rows of absent ones go to them until those workers join."""
         replies: list[Reply] = []
         for life in self.lives:
             life.alive = self.cluster.there(life.rank, self.now)
@@ -187,9 +188,6 @@ class Simulation:
                 replies += self.center.join(life.rank)
                 self._expect_death(life.rank)
         return replies
-
-    def _summary(self) -> dict[str, Any]:
-        return {"virtual": True, "wall_seconds": round(self.session.time.wall_seconds, 4), "cluster": self.costs.summary()}
 
     def _next(self) -> None:
         self.now, rank, phase, _, what = heapq.heappop(self._heap)
@@ -238,7 +236,7 @@ class Simulation:
         )
         me.by_reference = by_reference
         me.feedback = self.job.feedback(weights)
-        me.untrained = Untrained(replicas.buffers(rank), replicas.integers(rank))
+        me.untrained = replicas.untrained(rank)
         life = Incarnation(rank, incarnation, me, waits_for=-1 - incarnation, waiting_since=self.now, committed=self.now)
         loop = work(scheme, me, incarnation=incarnation, distances=self.job.distances)
         life.driver = Driver(loop, _SimulatedPorts(self, life))
@@ -246,7 +244,6 @@ class Simulation:
         return life
 
     def _drive(self, life: Incarnation, answer: Answer) -> None:
-        """Let a worker's loop go on until it waits for something."""
         life.driver.go_on(answer)
 
     def _begin_window(self, life: Incarnation, request: Window) -> None:
@@ -271,7 +268,6 @@ class Simulation:
         self._drive(life, done)
 
     def _compute(self) -> None:
-        """All windows that have begun and are not computed yet, at once."""
         due, self._due = self._due, []
         self.replicas.compute(due)
 
@@ -280,21 +276,21 @@ class Simulation:
     def _send(self, life: Incarnation, commit: Commit) -> None:
         rank = life.rank
         if not self._stateless:
-            commit.buffers = self.replicas.buffers(rank).clone()
-            commit.integers = self.replicas.integers(rank).clone()
+            untrained = self.replicas.untrained(rank)
+            commit.buffers, commit.integers = untrained.buffers.clone(), untrained.integers.clone()
         life.waits_for = commit.sequence
         if self._is_near_limit(life) or (self._wanted and self.center.private.are_kept):
             commit.state, life.brought = self._state_of(life), commit.sequence
         self.costs.up[rank] += self._bytes(commit)
         if self.messages.free:
-            # Its worker waits for the answer, so that nothing changes what it has sent; but for one that goes on meanwhile.
+            # The worker waits for the answer, so its vectors do not change; with overlap it continues.
             self._receive(commit.copied() if self.job.scheme.overlap else commit)
             return
         life.sent = commit.copied()
         self._transmit(life, life.sent)
 
     def _bytes(self, commit: Commit) -> int:
-        """What a commit weighs: always the same, but for fragments that do not divide evenly, and for what is coded."""
+        """Return the size of a commit. It is constant, except for fragments of unequal length and coded commits."""
         if commit.bytes is not None:
             return commit.bytes + self._besides
         size = self._sizes.get(commit.part)
@@ -310,13 +306,13 @@ class Simulation:
             self._push(arrival, life.rank, Phase.COMMIT, commit)
 
     def _commit_arrived(self, commit: Commit) -> None:
-        """The center serves one commit after another; those that wait are lost where it goes down."""
+        """Queue a commit: the center serves one after another, and loses waiting ones if it crashes."""
         if self.cluster.center_rate is None:
             self._receive(commit)
             return
         served = max(self.now, self._busy_until) + 1.0 / self.cluster.center_rate
         if self.messages.lost_in_queue(self.now, served):
-            again = self.messages.heard(served + self.cluster.retry)
+            again = self.messages.received(served + self.cluster.retry)
             self._push(again, commit.worker, Phase.COMMIT, commit)
             return
         self._busy_until = served
@@ -329,7 +325,6 @@ class Simulation:
         self.session.attend()
 
     def _answer(self, replies: list[Reply]) -> None:
-        """Send out what the center answers."""
         for reply in replies:
             life = self.lives[reply.worker]
             if self._parting and reply.sequence >= 0 and reply.worker not in self.center.may_bring:
@@ -345,13 +340,13 @@ class Simulation:
             if arrival is not None:
                 self._push(arrival, reply.worker, Phase.ANSWER, (life, mine))
             elif life.sent is not None and reply.sequence >= 0:
-                # The worker hears nothing, and asks again if it is still there then.
+                # The worker gets no answer, and sends its commit again if it is still alive then.
                 self._push(self.now + self.cluster.retry, reply.worker, Phase.SEND_AGAIN, life)
             else:
                 self._push(self.now + self.cluster.retry, reply.worker, Phase.ANSWER, (life, mine))
 
     def _lend(self) -> Vector:
-        """The center as it is now, for whoever only reads it: one copy for all that ask at the same clock."""
+        """Return a read-only copy of the center; all that ask at the same clock get the same copy."""
         clock = self.center.clock
         if self._lent[0] != clock:
             self._lent = clock, self.center.value.clone()
@@ -378,8 +373,8 @@ class Simulation:
             life.waiting_since = None
 
     def _ask_for_center(self, life: Incarnation) -> None:
-        for arrival in self.messages.up(life.rank, self._compute_times[life.rank].delays, 0, self.now)[:1]:
-            self._push(arrival, life.rank, Phase.PULL, life)
+        arrival = self.messages.up(life.rank, self._compute_times[life.rank].delays, 0, self.now)[0]
+        self._push(arrival, life.rank, Phase.PULL, life)
 
     def _pull_arrived(self, life: Incarnation) -> None:
         pulled = Pulled(self._lend(), self.center.clock)
@@ -400,10 +395,10 @@ class Simulation:
         self._waited(life)
         self._drive(life, pulled)
 
-    # -- looking --------------------------------------------------------------------------------------------
+    # -- validation -----------------------------------------------------------------------------------------
 
     def _evaluate(self, snapshot: Snapshot) -> dict[str, float]:
-        """Validate the center; takes no virtual time."""
+        """Validate a snapshot of the center; takes no virtual time."""
         assert self.job.validation is not None
         if self._evaluator is None:
             self._evaluator = self.job.make_learner(str(self.replicas.device))
@@ -413,7 +408,7 @@ class Simulation:
         fill(snapshot.tensors, learner.weights, learner.buffers, learner.integers)
         return learner.evaluate(self.job.validation, self.job.evaluation_batch)
 
-    # -- coming and going -----------------------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------------------------------
 
     def _schedule_faults(self) -> None:
         for fault in self.cluster.faults:

@@ -1,1 +1,1 @@
-"""Messages between processes of different machines: the wire, addresses, connections. Knows no center."""
+"""Messages between processes on different machines: wire format, addresses, connections. Does not depend on the center."""

@@ -1,4 +1,4 @@
-"""A worker's connection to a center: finds it, joins, sends heartbeats, reconnects when it breaks."""
+"""A worker's connection to a center: finds it, joins, sends heartbeats, and reconnects when the connection breaks."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+from paragrad.codecs.codec import size
 from paragrad.engines.process.mapped_file import boot
 from paragrad.engines.process.segment import Layout, layout_from
 from paragrad.engines.transport import transport
 from paragrad.engines.transport.endpoint import FILE, TOKEN, Endpoint, read_token
-from paragrad.engines.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors, weight
+from paragrad.engines.transport.message import PROTOCOL, Malformed, Refused, TransportError, Vectors
 from paragrad.engines.transport.transport import Channel, Header
 from paragrad.errors import ParagradError, UsageError
 
 PATIENCE = 600.0
 """Seconds that a worker waits for a center that cannot be reached, before it gives up."""
 DEADLINE = 60.0
-"""Seconds for an exchange, besides a second for each megabyte."""
+"""Seconds for an exchange, plus two for each megabyte."""
 BROKEN = TransportError, Refused, UsageError
-"""What a call raises where the center cannot be reached, or does not want it."""
+"""Errors of a call if the center cannot be reached, or rejects it."""
 
 
 class RunEnded(ParagradError):
@@ -34,16 +37,16 @@ class RunEnded(ParagradError):
 
 
 class Replaced(Exception):
-    """The worker was given up while it was away: it begins again, for another rank or as another one for its own."""
+    """The center has given this worker up while it was disconnected: it joins again, for any rank."""
 
 
 class Fenced(ParagradError):
-    """The center took this worker for dead and started another one in its place: this one ends."""
+    """The center took this worker for dead and started another one instead: this one ends."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The rank that a worker works for, and what it needs to know of the center."""
+    """The rank of a worker, and the properties of the center that it needs."""
 
     rank: int
     incarnation: int
@@ -54,22 +57,23 @@ class Placement:
     workers: int
     window: int
     answers: bool
-    """Whether the center has a row of replies for each worker, where it shares memory."""
+    """True if the center's memory has a row of replies for each worker."""
     beat: float
+    """Seconds between two heartbeats."""
     file: str | None = None
-    """The center's memory, where the worker is on its machine."""
+    """The center's memory, if the worker is on its machine."""
     layout: Layout | None = None
     shards: Sequence[tuple[int, int, str]] = ()
     """First and last value, and address, of each shard that holds a slice of the center."""
 
     @property
     def sender(self) -> Header:
-        """What a worker sends with every message, so that the center knows whose it is."""
+        """Header fields that identify the worker in every message."""
         return {"rank": self.rank, "incarnation": self.incarnation, "start_id": self.start_id}
 
 
 class Connection:
-    """One worker's connection. ``where`` is a run directory, read again for every attempt, or an endpoint."""
+    """One worker's connection. ``where``: a run directory, which is read again for every attempt, or an endpoint."""
 
     def __init__(
         self,
@@ -101,21 +105,31 @@ class Connection:
         self._fenced = False
         self._closing = threading.Event()
         self._heartbeats: threading.Thread | None = None
-        self._first_beat = True
 
     # -- joining and leaving --------------------------------------------------------------------------------
 
     def about(self) -> Header:
-        """Ask what is trained."""
-        return self._ask("about", {})
+        """Ask what is trained. Waits for a center that cannot be reached."""
+        until, reported = time.monotonic() + self._patience, False
+        while True:
+            try:
+                return self._connected().ask("about", {"protocol": PROTOCOL})
+            except TransportError as error:
+                if time.monotonic() > until:
+                    raise
+                if not reported:
+                    reported = True
+                    self.say(f"{error} This worker waits for it.")
+                time.sleep(0.5)
+                self.disconnect()
 
     def announce_shard(self, index: int, address: str) -> str:
         """Announce where a shard is; return the identity of the center's start."""
-        told = self._ask_once("shard", {"protocol": PROTOCOL, "index": index, "address": address})
-        return str(told["start_id"])
+        answer = self._connected().ask("shard", {"protocol": PROTOCOL, "index": index, "address": address})
+        return str(answer["start_id"])
 
     def join(self, same: Mapping[str, Any]) -> Placement:
-        """Join as a newcomer; ``same`` must equal what the center has. Waits where all ranks are taken."""
+        """Join as a newcomer; ``same`` must equal what the center has. Waits if all ranks are taken."""
         with self._lock:
             self._same, self.placement, self._lost = dict(same), None, False
             placement = self._join()
@@ -125,52 +139,53 @@ class Connection:
         return placement
 
     def leave(self, failure: str | None = None, *, usage: str | None = None, early: bool = False) -> None:
-        """Leave: all is done, or it failed for the reason given, or (``early``) rows are left for others. ``usage``:
-        the failure is a mistake of the user, in one line."""
+        """Leave: there are no rows left, or the worker failed, or (``early``) it leaves rows for others. ``failure``: the
+        traceback. ``usage``: the error in one line, if it is a mistake of the user."""
         with contextlib.suppress(*BROKEN, RunEnded):
-            # A worker that is interrupted does not wait for a connection that another thread is about to mend.
+            # A worker that is interrupted does not wait for a connection that another thread is reconnecting.
             channel = self._channel if early else self._connected()
             if self.placement is not None and channel is not None:
-                said: Header = {"early": True} if early else {}
-                said |= {} if failure is None else {"failure": failure[-100_000:], "usage": usage}
-                channel.ask("leave", {"protocol": PROTOCOL, **self.placement.sender, **said}, timeout=5.0)
+                header: Header = {"protocol": PROTOCOL, **self.placement.sender}
+                header |= {"early": True} if early else {}
+                header |= {} if failure is None else {"failure": failure[-100_000:], "usage": usage}
+                channel.ask("leave", header, timeout=5.0)
         self._closing.set()
 
     def warn(self, message: str) -> None:
-        """Let the center record a warning; it is shown here, too."""
+        """Print a warning, and let the center record it."""
         self.say(message)
         with contextlib.suppress(*BROKEN, RunEnded):
             if self.placement is not None:
                 self._connected().ask("warn", {"protocol": PROTOCOL, **self.placement.sender, "message": message}, timeout=5.0)
 
     def bring_residual(self, residual_after: Callable[[int], Vectors]) -> bool:
-        """Bring what a codec has left out of this worker's commits, once a run is over that may be resumed. Return False where
-        it is still only here."""
+        """Bring the codec's residual of this worker, at the end of a run that may be resumed. Return False if the center does
+        not have it."""
         with contextlib.suppress(*BROKEN, RunEnded):
-            channel, sender = self._connected(), self._sender()
-            last: int = channel.ask("last", {"protocol": PROTOCOL, **sender}, timeout=5.0)["last"]
+            last: int = self._connected().ask("last", {"protocol": PROTOCOL, **self._sender()}, timeout=5.0)["last"]
             if last:
-                vectors = residual_after(last)
-                header = {"op": "bring", "sequence": last, **sender}
-                channel.exchange(header, vectors, lambda back: {}, timeout=5.0 + 2 * weight(vectors) / 1e6)
+                self._bring(last, {}, residual_after(last))
             return True
         return False
 
     def bring_state(self, sequence: int, header: Mapping[str, Any], vectors: Vectors) -> None:
         """Bring private state after the last commit was applied, for a checkpoint, if the center can be reached."""
         with contextlib.suppress(*BROKEN, RunEnded):
-            said = {"op": "bring", "sequence": sequence, **header, **self._sender()}
-            self._connected().exchange(said, vectors, lambda back: {}, timeout=5.0 + 2 * weight(vectors) / 1e6)
+            self._bring(sequence, header, vectors)
+
+    def _bring(self, sequence: int, header: Mapping[str, Any], vectors: Vectors) -> None:
+        header = {"op": "bring", "sequence": sequence, **header, **self._sender()}
+        self._connected().exchange(header, vectors, lambda back: {}, timeout=deadline(vectors, 5.0))
 
     def close(self) -> None:
-        """Close the connection, whatever is under way."""
+        """Close the connection, even with calls in flight."""
         self._closing.set()
         channel = self._channel
         if channel is not None:
             channel.close()
 
     def unshare(self) -> Placement:
-        """Keep the rank, but send everything over the connection: the center's memory cannot be reached from here."""
+        """Keep the rank, but send everything over the connection, because this process cannot map the center's memory."""
         with self._lock:
             self._shared = False
             placement = self._try_join(back=True)
@@ -186,33 +201,31 @@ class Connection:
         vectors: Callable[[], Vectors],
         into: Callable[[Header], Vectors],
     ) -> Header:
-        """Make one exchange, and try again until it is answered; what is sent is asked for anew each time."""
+        """Make one exchange, and repeat it until it is answered; ``header`` and ``vectors`` are called for every attempt."""
         asked: Mapping[str, Any] = header()
         while True:
             sent = vectors() if asked.get("op") != "again" else {}
             try:
                 self._check_membership()
-                timeout = DEADLINE + 2 * weight(sent) / 1e6
-                back = self._connected().exchange({**asked, **self._sender()}, sent, into, timeout=timeout)
+                back = self._connected().exchange({**asked, **self._sender()}, sent, into, timeout=deadline(sent))
             except Malformed:
                 raise
-            except (TransportError, Refused):  # where it does not know this worker, it may be another center by now
+            except (TransportError, Refused):  # a center that rejects this worker may be another one at the same address
                 self._reconnect()
                 asked = header()
                 continue
             if "stop" in back:
                 raise RunEnded(back["stop"])
-            if back.get("pending"):
-                asked = {"op": "again", "sequence": _waits_for(asked, self.placement)}
-                continue
-            return back
+            if not back.get("pending"):
+                return back
+            assert self.placement is not None
+            joining = asked["op"] == "begin"
+            asked = {"op": "again", "sequence": -1 - self.placement.incarnation if joining else asked["sequence"]}
 
-    def find_again(self) -> Placement:
-        """Ask the center where its shards are by now: one did not answer. Waits for a center that cannot be reached."""
+    def find_shards(self) -> Placement:
+        """Ask the center for the present addresses of its shards. Waits for a center that cannot be reached."""
         self._check_membership()
-        self._reconnect()
-        assert self.placement is not None
-        return self.placement
+        return self._reconnect()
 
     def channel_to(self, address: str) -> Channel:
         """Connect to another server of the same run."""
@@ -225,28 +238,28 @@ class Connection:
         if self._over is not None:
             raise RunEnded(self._over)
         if self._fenced:
-            raise Fenced("The center took this worker for dead and started another one in its place.")
+            raise Fenced("The center took this worker for dead and started another one instead.")
         if self._lost:
             raise Replaced
 
-    def _reconnect(self) -> None:
-        """Find the center, and this worker's rank there: the connection broke, or the center was restarted."""
+    def _reconnect(self) -> Placement:
         with self._lock:
-            self._join(back=True)
+            return self._join(back=True)
 
     # -- heartbeats -----------------------------------------------------------------------------------------
 
     def _send_heartbeats(self) -> None:
-        """Send a heartbeat every second, also while the worker computes; reconnect where the connection breaks."""
+        """Send heartbeats, also while the worker computes; reconnect if the connection breaks."""
         while not self._closing.is_set() and self._over is None and not self._fenced:
             placement = self.placement
             if placement is None or self._lost:  # until there is another one
                 if self._closing.wait(0.1):
                     return
                 continue
+            pauses = chain([0.0], repeat(placement.beat))  # the first is sent at once, so that the center knows of this worker
             try:
-                self._first_beat = True
-                self._connected().heartbeat(placement.sender, self._beat, self._heard)
+                beat, heard = partial(self._beat, placement, pauses), partial(self._heard, placement)
+                self._connected().heartbeat(placement.sender, beat, heard)
             except RunEnded as ended:
                 self._over = str(ended)
             except BROKEN:
@@ -256,29 +269,24 @@ class Connection:
                     if self.placement is placement and not self._lost and self._try_join(back=True) is None:
                         self._lost = True
 
-    def _beat(self) -> Header | None:
-        placement, pause = self.placement, 0.0
-        if not self._first_beat:  # the first is sent at once: the center shall know of this worker
-            pause = 1.0 if placement is None else placement.beat
-        self._first_beat = False
-        if self._closing.wait(pause) or self._lost or self._fenced or self._over is not None:
-            return None
-        return {}
+    def _beat(self, placement: Placement, pauses: Iterator[float]) -> Header | None:
+        over = self._closing.wait(next(pauses)) or self._lost or self._fenced or self._over is not None
+        return None if over or self.placement is not placement else {}
 
-    def _heard(self, answer: Header) -> None:
+    def _heard(self, placement: Placement, answer: Header) -> None:
         self.neighbours = answer.get("neighbours", self.neighbours)
         if "stop" in answer:
             self._over = answer["stop"]
         elif answer.get("fenced"):
             self._fenced = True
-        elif answer.get("gone"):
+        elif answer.get("gone") and self.placement is placement:  # a later placement is not affected
             self._lost = True
 
     # -- inside ---------------------------------------------------------------------------------------------
 
     def _join(self, *, back: bool = False) -> Placement:
-        """Join, whatever time it takes; ``back``: only for the rank that this worker had."""
-        until, said, pause = time.monotonic() + self._patience, False, 0.1
+        """Join, and wait as long as needed; ``back``: only for the rank that this worker had."""
+        until, reported, pause = time.monotonic() + self._patience, False, 0.1
         while True:
             if self._closing.is_set() or self._over is not None:
                 raise RunEnded(self._over or "closed")
@@ -287,20 +295,20 @@ class Connection:
                 if placement is None and back and self._number is None:
                     raise Replaced
                 if placement is not None:
-                    if said:
+                    if reported:
                         self.say(f"Worker {placement.rank} is connected.")
                     return placement
-                until = time.monotonic() + self._patience  # the center is there, only its ranks are taken
+                until = time.monotonic() + self._patience  # patience is for a center that cannot be reached
                 message = "All ranks are taken; this worker waits for one."
             except (TransportError, Refused) as error:
-                # At the center's address another one may listen by now; a worker that had a rank waits for its own center.
+                # Another center may listen at this address; a worker that had a rank waits for its own.
                 if isinstance(error, Refused) and not back:
                     raise
                 message = f"{error} This worker waits for it."
                 if time.monotonic() > until:
                     raise TransportError(f"{error} This worker waited for {self._patience:.0f} seconds.") from None
-            if not said and pause > 0.5:
-                said = True
+            if not reported and pause > 0.5:
+                reported = True
                 self.say(message)
             if self._closing.wait(pause * (1 + random.random())):
                 raise RunEnded("closed")
@@ -308,7 +316,7 @@ class Connection:
             self.disconnect()
 
     def _try_join(self, *, back: bool = False) -> Placement | None:
-        """Ask once; return None where there is no rank for this worker now."""
+        """Ask once; return None if there is no rank for this worker now."""
         before = self.placement
         header = {
             "protocol": PROTOCOL,
@@ -323,35 +331,17 @@ class Connection:
             "back": back,
             **self._same,
         }
-        told = self._ask_once("join", header)
-        if "stop" in told:
-            raise RunEnded(told["stop"])
-        if "fenced" in told:
+        answer = self._connected().ask("join", header)
+        if "stop" in answer:
+            raise RunEnded(answer["stop"])
+        if "fenced" in answer:
             self._fenced = True
             self._check_membership()
-        if "full" in told or "gone" in told:
+        if "full" in answer or "gone" in answer:
             return None
-        layout = told.pop("layout", None)
-        self.placement = Placement(**told, layout=None if layout is None else layout_from(layout))
+        layout = answer.pop("layout", None)
+        self.placement = Placement(**answer, layout=None if layout is None else layout_from(layout))
         return self.placement
-
-    def _ask(self, name: str, header: Mapping[str, Any]) -> Header:
-        until = time.monotonic() + self._patience
-        said = False
-        while True:
-            try:
-                return self._ask_once(name, {"protocol": PROTOCOL, **header})
-            except TransportError as error:
-                if time.monotonic() > until:
-                    raise
-                if not said:
-                    said = True
-                    self.say(f"{error} This worker waits for it.")
-                time.sleep(0.5)
-                self.disconnect()
-
-    def _ask_once(self, name: str, header: Mapping[str, Any]) -> Header:
-        return self._connected().ask(name, header)
 
     def _sender(self) -> Header:
         assert self.placement is not None
@@ -366,13 +356,11 @@ class Connection:
 
     def _connect(self, address: str, endpoint: Endpoint) -> Channel:
         pem = None if endpoint.certificate is None else endpoint.certificate.encode()
-        return transport.default().connect(address, self._the_token(), pem, hostname=endpoint.hostname)
-
-    def _the_token(self) -> str:
-        if self._token is not None:
-            return self._token
-        assert isinstance(self._where, Path)
-        return read_token(self._where / TOKEN)
+        token = self._token
+        if token is None:
+            assert isinstance(self._where, Path)
+            token = read_token(self._where / TOKEN)
+        return transport.default().connect(address, token, pem, hostname=endpoint.hostname)
 
     def _find(self) -> Endpoint:
         if isinstance(self._where, Endpoint):
@@ -384,7 +372,7 @@ class Connection:
         return Endpoint.read(self._where)
 
     def disconnect(self) -> None:
-        """Let the next attempt find the center anew: it may listen elsewhere by now."""
+        """Disconnect, so that the next attempt looks for the center again: it may have another address."""
         with self._lock:
             if self._channel is not None:
                 channel, self._channel = self._channel, None
@@ -392,11 +380,6 @@ class Connection:
                     channel.close()
 
 
-def _waits_for(asked: Mapping[str, Any], placement: Placement | None) -> int:
-    if asked.get("op") == "begin":
-        assert placement is not None
-        return -1 - placement.incarnation
-    sequence = asked["sequence"]
-    if not isinstance(sequence, int):
-        raise Malformed("An exchange has no sequence.")
-    return sequence
+def deadline(vectors: Vectors, base: float = DEADLINE) -> float:
+    """Return the seconds that an exchange of these vectors may take."""
+    return base + 2 * size(vectors) / 1e6

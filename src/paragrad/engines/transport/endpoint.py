@@ -1,4 +1,4 @@
-"""Where a center is found and how it is known: endpoint.json and a token in the run directory, certificates of its own."""
+"""Address and credentials of a center: endpoint.json, a token and a certificate in the run directory."""
 
 from __future__ import annotations
 
@@ -19,46 +19,48 @@ from paragrad.errors import UsageError
 
 FILE, TOKEN, CERTIFICATE, KEY = "endpoint.json", "token", "center.pem", "center.key"
 DAYS = 3650
+"""Days that a self-signed certificate is valid."""
 HOSTNAME = "paragrad"
-"""Name that a self-signed certificate is made out to, wherever the center runs."""
+"""Name in a self-signed certificate, on whatever host the center runs."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a worker needs to know of a center, besides the token."""
+    """Address and certificate of a center, which workers need to reach it."""
 
     address: str
     certificate: str | None = None
-    """The certificate, or the authority, that is trusted; None: the connection is not encrypted."""
+    """The trusted certificate, or that of its authority; None: the connection is not encrypted."""
     hostname: str | None = None
-    """The name in the certificate, where it is not that of the address."""
+    """The name in the certificate, if it is not that of the address."""
     shards: Sequence[str] = ()
-    """Addresses of the other processes that hold slices of the center, where it is spread over several."""
+    """Addresses of the other shards of the center, if it has several."""
 
     def write(self, directory: Path) -> None:
-        """For workers that share a file system with the center; whole or not at all."""
+        """Write endpoint.json atomically, for workers that share a file system with the center."""
         aside = directory / f".{FILE}.tmp"
         aside.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
         aside.rename(directory / FILE)
 
     @classmethod
     def read(cls, directory: Path) -> Endpoint:
-        """The inverse; raises where there is none, which is worth another attempt: on a file system of several machines a file
-        may be listed and gone, or replaced, at the same time."""
+        """Read endpoint.json. Raise ``TransportError`` if it is missing, because another attempt may succeed: on a network file
+        system a file may be listed and yet be gone, or be replaced meanwhile."""
         path = directory / FILE
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            found = cls(**{**told, "shards": tuple(told.get("shards", ()))})
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            found = cls(**{**fields, "shards": tuple(fields.get("shards", ()))})
             split_address(str(found.address))
             return found
         except OSError as error:
             raise TransportError(f"{str(path)!r} cannot be read now ({error.strerror}).") from None
         except (ValueError, TypeError, AttributeError, UsageError) as error:
-            raise UsageError(f"{str(path)!r} does not say where a center is ({error}).") from None
+            raise UsageError(f"{str(path)!r} does not contain the address of a center ({error}).") from None
 
 
 def make_token(directory: Path) -> str:
-    """A token of the run's own, in a file that only its owner reads; one that is there is kept, so that workers come back."""
+    """Return the token of a run, in a file that only its owner can read. An existing one is kept, so that workers can
+    reconnect."""
     path = directory / TOKEN
     if path.exists():
         return read_token(path)
@@ -70,12 +72,12 @@ def make_token(directory: Path) -> str:
 
 
 def run_name(directory: Path, token: str) -> str:
-    """What a run is known by on machines of its workers; it tells nothing of the token."""
+    """Return a name of a run for the machines of its workers; it does not reveal the token."""
     return hashlib.sha256(f"{token} {directory.resolve()}".encode()).hexdigest()[:16]
 
 
 def read_token(path: Path) -> str:
-    """The token in a file; raises where others could read it, too."""
+    """Return the token in a file; raise ``UsageError`` if other users could read it, too."""
     try:
         mode = path.stat().st_mode
         token = path.read_text(encoding="ascii").strip()
@@ -89,20 +91,20 @@ def read_token(path: Path) -> str:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """``host:port``, also ``[::1]:port``."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not int(port) < 65_536:
-        raise UsageError(f"{text!r} is no address; give HOST:PORT, as 127.0.0.1:7000, with port 0 for any that is free.")
+    """Return host and port of ``host:port`` or ``[::1]:port``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not int(port) < 65_536:
+        raise UsageError(f"{text!r} is not an address. Give HOST:PORT, such as 127.0.0.1:7000; port 0 takes any free port.")
     return host.strip("[]"), int(port)
 
 
-def address_of(host: str, port: int | str) -> str:
-    """The inverse."""
+def address_of(host: str, port: int) -> str:
+    """Return an address as ``host:port`` or ``[::1]:port``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -110,24 +112,23 @@ def is_loopback(host: str) -> bool:
 
 
 def advertised(host: str) -> str:
-    """The name by which others reach a center that listens there."""
+    """Return the name by which other machines reach a center that listens at a host."""
     try:
-        everywhere = ipaddress.ip_address(host).is_unspecified
+        return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
     except ValueError:
-        everywhere = False
-    return socket.gethostname() if everywhere else host
+        return host
 
 
 def self_signed(directory: Path, hostname: str = HOSTNAME) -> tuple[bytes, bytes]:
-    """(certificate, key) made once for a run directory."""
+    """Return the certificate and key of a run directory; make them if they are missing."""
     certificate, key = directory / CERTIFICATE, directory / KEY
     if not (certificate.exists() and key.exists()):
         _make_pair(certificate, key, hostname)
     return certificate.read_bytes(), key.read_bytes()
 
 
-def given_pair(certificate: str, key: str) -> tuple[bytes, bytes]:
-    """(certificate, key) of the user's own."""
+def read_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, bytes]:
+    """Read a certificate and its key."""
     try:
         return Path(certificate).read_bytes(), Path(key).read_bytes()
     except OSError as error:
@@ -142,8 +143,8 @@ def _make_pair(certificate: Path, key: Path, hostname: str) -> None:
         from cryptography.x509.oid import NameOID
     except ImportError:
         raise UsageError(
-            f"A certificate is made with cryptography, which is missing: {command('network')} (or give a certificate and its "
-            "key, or say tls=off)."
+            f"Making a certificate needs cryptography, which is missing: {command('network')} (or give a certificate and its "
+            "key, or set tls=off)."
         ) from None
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hostname)])
@@ -160,9 +161,8 @@ def _make_pair(certificate: Path, key: Path, hostname: str) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(private, hashes.SHA256())
     )
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     fd = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(
-            private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        )
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        file.write(private.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    certificate.write_bytes(made.public_bytes(pem))

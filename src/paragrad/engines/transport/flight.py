@@ -1,4 +1,4 @@
-"""Arrow Flight: the one file that knows it. A header and vectors there, a header and vectors back; a token with every call."""
+"""The transport over Arrow Flight, which no other file uses. An exchange sends a header and vectors, and receives the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes to stderr what is raised as well; read when it is loaded
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC reads it when loaded, and else prints errors that are raised as well
 
 import pyarrow.flight as fl
 
@@ -30,7 +30,7 @@ from paragrad.engines.transport.message import (
     expect,
     raw,
 )
-from paragrad.engines.transport.transport import Header, Request, Service
+from paragrad.engines.transport.transport import Header, Service
 from paragrad.errors import UsageError
 
 SCHEMA = pa.schema([("bytes", pa.uint8())])
@@ -38,16 +38,16 @@ MALFORMED, REFUSED = "malformed: ", "refused: "
 
 
 class FlightTransport:
-    """Transport over Arrow Flight: gRPC, with a token in every call."""
+    """gRPC, with a token in every call."""
 
     def listen(
         self, service: Service, address: str, token: str, certificate: tuple[bytes, bytes] | None = None
     ) -> FlightServer:
-        """Listen; raise ``TransportError`` where the address is taken, or is not this machine's."""
+        """Listen; raise ``TransportError`` if the address is in use, or not of this machine."""
         try:
             return FlightServer(service, address, token, certificate)
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            raise TransportError(f"{address} cannot be listened at: {_first_line(str(error))}") from None
+            raise TransportError(f"Cannot listen at {address}: {_first_line(str(error))}.") from None
 
     def connect(
         self, address: str, token: str, certificate: bytes | None = None, *, hostname: str | None = None
@@ -57,7 +57,7 @@ class FlightTransport:
 
 
 class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
-    """Listens, checks the token, and passes calls on to a service; a thread for each call."""
+    """Listens, checks the token, and passes calls on to a service, each in its own thread."""
 
     def __init__(self, service: Service, address: str, token: str, certificate: tuple[bytes, bytes] | None = None) -> None:
         self._service = service
@@ -70,62 +70,55 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         )
 
     def close(self, *, within: float = 5.0) -> None:
-        """Close the port. Flight keeps a server for as long as the process lives, so that the service is let go of."""
+        """Close the port, and drop the service: Flight keeps the server itself until the process ends."""
         closing = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
         closing.start()
         closing.join(within)
-        self._service = self._tokens.service = _Gone()
+        self._service = self._tokens.service = _Closed()
 
     def do_action(self, context: Any, action: Any) -> list[Any]:
-        with _told(context, self._service):
+        with _sends_errors(context, self._service):
             answer = self._service.ask(action.type, decode(action.body), context.peer())
             return [fl.Result(encode(answer))]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _told(context, self._service):
+        with _sends_errors(context, self._service):
             header = decode(descriptor.command)
             if "heartbeat" in header:
                 self._heartbeat(context, header, reader, writer)
                 return
-            answer = self._service.exchange(context.peer())
-            into = answer.begin(header)
+            request = self._service.exchange(context.peer())
+            into = request.begin(header)
             expect(header, into)
-            _read(reader, into, answer.filling)
+            _read(reader, into, request.filling)
             with contextlib.suppress(StopIteration):
                 while reader.read_chunk().data is None:
                     continue
                 raise Malformed("More bytes came than were declared.")
-            back, vectors = answer.finish(header)
-            _write(writer, back, vectors)
+            back, vectors = request.finish(header)
+            writer.begin(SCHEMA)
+            writer.write_metadata(encode({**back, "vectors": declare(vectors)}))
+            _write_vectors(writer, vectors)
 
-    def _heartbeat(self, context: Any, header: dict[str, Any], reader: Any, writer: Any) -> None:
-        """Every beat of the worker is answered; the first that does not come through ends it."""
-        with contextlib.closing(self._service.heartbeat(header, context.peer())) as answers:  # type: ignore[type-var]
+    def _heartbeat(self, context: Any, header: Header, reader: Any, writer: Any) -> None:
+        """Answer the worker's heartbeats until it hangs up."""
+        answers = self._service.heartbeat(header, context.peer())
+        with contextlib.closing(answers), contextlib.suppress(StopIteration):  # type: ignore[type-var]
             while True:
-                try:
-                    reader.read_chunk()
-                except StopIteration:  # it hung up
-                    return
-                answer = next(answers, None)
-                if answer is None:
-                    return
-                writer.write_metadata(encode(answer))
+                reader.read_chunk()
+                writer.write_metadata(encode(next(answers)))
 
 
-class _Gone:
+class _Closed:
     """The service of a server that was closed."""
 
-    def ask(self, name: str, header: Header, peer: str) -> Header:
-        raise Refused("gone: nobody listens here any more.")
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise Refused("gone: the center does not listen here any more.")
 
-    def exchange(self, peer: str) -> Request:
-        raise Refused("gone: nobody listens here any more.")
-
-    def heartbeat(self, header: Header, peer: str) -> Iterator[Header]:
-        raise Refused("gone: nobody listens here any more.")
+    ask = exchange = heartbeat = _refuse
 
     def rejected(self, peer: str, why: str) -> None:
-        """Nobody counts it."""
+        """Ignore it."""
 
 
 class _Tokens(fl.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -139,12 +132,12 @@ class _Tokens(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._wanted):
             why = "a wrong token" if given else "no token"
             self.service.rejected("", why)
-            raise fl.FlightUnauthenticatedError(f"There is {why} with this call.")
+            raise fl.FlightUnauthenticatedError(f"This call has {why}.")
 
 
 @contextlib.contextmanager
-def _told(context: Any, service: Service) -> Iterator[None]:
-    """What was refused is said to the client in words, and to the host."""
+def _sends_errors(context: Any, service: Service) -> Iterator[None]:
+    """Send the reason of a rejection to the client, and report it to the service."""
     try:
         yield
     except Malformed as error:
@@ -155,18 +148,11 @@ def _told(context: Any, service: Service) -> Iterator[None]:
     except (fl.FlightError, pa.ArrowException, OSError):  # the connection
         raise
     except Exception as error:
-        # What nobody foresaw would be tried again for ever: the client must hear that it is of no use.
+        # Without MALFORMED the client would repeat a call that fails every time.
         traceback.print_exc()
         why = f"{type(error).__name__} while it was answered: {error}"
         service.rejected(context.peer(), why)
         raise fl.FlightServerError(f"{MALFORMED}The other side failed, with {why}. Its log says where.") from None
-
-
-def _write(writer: Any, header: Mapping[str, Any], vectors: Vectors) -> None:
-    """The header, then the bytes of each vector in pieces."""
-    writer.begin(SCHEMA)
-    writer.write_metadata(encode({**header, "vectors": declare(vectors)}))
-    _write_vectors(writer, vectors)
 
 
 def _write_vectors(writer: Any, vectors: Vectors) -> None:
@@ -179,7 +165,7 @@ def _write_vectors(writer: Any, vectors: Vectors) -> None:
 
 
 def _read(reader: Any, into: Vectors, filling: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-    """Fill the vectors with the pieces that come, in their order, and not a byte more."""
+    """Read exactly the bytes of these vectors, in order; each piece is written under ``filling``."""
     for name, vector in into.items():
         room = raw(vector)
         start = 0
@@ -191,10 +177,10 @@ def _read(reader: Any, into: Vectors, filling: Callable[[], contextlib.AbstractC
             if chunk is None:
                 continue
             if chunk.schema != SCHEMA:
-                raise Malformed(f"A piece for {name!r} is no column of bytes.")
+                raise Malformed(f"A piece for {name!r} is not a column of bytes.")
             piece = np.frombuffer(chunk.column(0).buffers()[1], dtype=np.uint8, count=chunk.num_rows)
             if piece.nbytes > min(CHUNK, room.nbytes - start):
-                raise Malformed(f"A piece of {piece.nbytes:,} bytes for {name!r}, which is longer than was declared.")
+                raise Malformed(f"A piece for {name!r} has {piece.nbytes:,} bytes, which is longer than was declared.")
             with filling():
                 room[start : start + piece.nbytes] = piece
             start += piece.nbytes
@@ -206,24 +192,24 @@ class FlightChannel:
     def __init__(self, address: str, token: str, certificate: bytes | None = None, *, hostname: str | None = None) -> None:
         self.address = address
         if certificate is not None and b"BEGIN CERTIFICATE" not in certificate:
-            raise UsageError(f"What should be the certificate of the center at {address} is none: a PEM file is needed.")
+            raise UsageError(f"The certificate for the center at {address} is not a certificate: a PEM file is needed.")
         self._encrypts = certificate is not None
         scheme = "grpc+tls" if certificate else "grpc"
         options = [
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.http2.lookahead_bytes", 16 * CHUNK),  # measured: answers come in larger reads, a tenth faster on loopback
+            ("grpc.http2.lookahead_bytes", 16 * CHUNK),  # measured: larger reads of answers, 10 % faster on loopback
             ("grpc.http2.max_frame_size", CHUNK),
         ]
         own = {"tls_root_certs": certificate, "override_hostname": hostname or HOSTNAME} if certificate else {}
         self._client = fl.connect(f"{scheme}://{address}", generic_options=options, **own)
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
-        self._under_way: set[Any] = set()
+        self._in_flight: set[Any] = set()
         self._closed = False
 
-    def ask(self, name: str, header: Mapping[str, Any], *, timeout: float = 10.0) -> dict[str, Any]:
-        """One question."""
-        with _understood(self.address, self._encrypts):
+    def ask(self, name: str, header: Mapping[str, Any], *, timeout: float = 10.0) -> Header:
+        """Ask a short question."""
+        with _translated(self.address, self._encrypts):
             results = self._client.do_action(fl.Action(name, encode(header)), self._options(timeout))
             return decode(next(iter(results)).body)
 
@@ -231,22 +217,20 @@ class FlightChannel:
         self,
         header: Mapping[str, Any],
         vectors: Vectors,
-        into: Callable[[dict[str, Any]], Vectors],
+        into: Callable[[Header], Vectors],
         *,
         timeout: float,
-    ) -> dict[str, Any]:
-        """A header and vectors there; the header that comes back, its vectors where ``into`` wants them."""
-        with _understood(self.address, self._encrypts):
-            command = encode({**header, "vectors": declare(vectors)})
-            descriptor = fl.FlightDescriptor.for_command(command)
-            writer, reader = self._begin(descriptor, timeout)
+    ) -> Header:
+        """Send a header and vectors; return the header that comes back. Its vectors are read into what ``into`` returns."""
+        with _translated(self.address, self._encrypts):
+            writer, reader = self._begin({**header, "vectors": declare(vectors)}, timeout)
             try:
                 try:
                     writer.begin(SCHEMA)
                     _write_vectors(writer, vectors)
                     writer.done_writing()
                 except OSError:
-                    reader.read_chunk()  # what went wrong is known to the other direction
+                    reader.read_chunk()  # raises the reason, which only this direction has
                     raise
                 back = decode(reader.read_chunk().app_metadata)
                 where = into(back)
@@ -259,31 +243,32 @@ class FlightChannel:
                     writer.close()
                 raise
             finally:
-                self._under_way.discard(reader)
+                self._in_flight.discard(reader)
             return back
 
     def heartbeat(self, header: Mapping[str, Any], beat: Callable[[], Header | None], heard: Callable[[Header], None]) -> None:
-        """Send every beat and pass on its answer; return when ``beat`` gives None, raise when the connection breaks."""
-        with _understood(self.address, self._encrypts):
-            writer, reader = self._begin(fl.FlightDescriptor.for_command(encode({**header, "heartbeat": True})), None)
+        """Send every beat and pass its answer to ``heard``; return when ``beat`` gives None, raise if the connection breaks."""
+        with _translated(self.address, self._encrypts):
+            writer, reader = self._begin({**header, "heartbeat": True}, None)
             try:
                 with writer:
-                    while (said := beat()) is not None:
-                        writer.write_metadata(encode(said))
+                    while (fields := beat()) is not None:
+                        writer.write_metadata(encode(fields))
                         heard(decode(reader.read_chunk().app_metadata))
             finally:
-                self._under_way.discard(reader)
+                self._in_flight.discard(reader)
 
     def close(self) -> None:
-        """Hang up; what is under way in other threads ends, also where the other side has fallen silent."""
+        """Close the connection; calls in flight in other threads end, even if the other side is silent."""
         self._closed = True
-        for reader in tuple(self._under_way):
+        for reader in tuple(self._in_flight):
             reader.cancel()
         self._client.close()
 
-    def _begin(self, descriptor: Any, timeout: float | None) -> tuple[Any, Any]:
+    def _begin(self, header: Header, timeout: float | None) -> tuple[Any, Any]:
+        descriptor = fl.FlightDescriptor.for_command(encode(header))
         writer, reader = self._client.do_exchange(descriptor, self._options(timeout))
-        self._under_way.add(reader)
+        self._in_flight.add(reader)
         if self._closed:
             reader.cancel()
         return writer, reader
@@ -293,8 +278,8 @@ class FlightChannel:
 
 
 @contextlib.contextmanager
-def _understood(address: str, encrypts: bool) -> Iterator[None]:
-    """Flight's errors as ours: worth another attempt, or not."""
+def _translated(address: str, encrypts: bool) -> Iterator[None]:
+    """Translate errors of Flight into ``TransportError``, ``Refused`` and ``Malformed``."""
     try:
         yield
     except fl.FlightUnauthenticatedError:
@@ -305,18 +290,16 @@ def _understood(address: str, encrypts: bool) -> Iterator[None]:
             if mark in text:
                 words = text.split(mark, 1)[1].split(". Detail:")[0].split(" gRPC client debug context")[0]
                 raise kind(words) from None
-        raise TransportError(f"The exchange with {address} failed: {_first_line(text)}") from None
+        raise TransportError(f"The exchange with {address} failed: {_first_line(text)}.") from None
     except (fl.FlightError, pa.ArrowException, OSError, StopIteration) as error:
         text = str(error)
         if "certificate verify failed" in text.lower():
             raise Refused(
-                f"The center at {address} shows another certificate than the one that is trusted here: give --cert the file "
-                "center.pem of its run directory, or the certificate that it was started with."
+                f"The center at {address} shows another certificate than the trusted one: give --cert the file center.pem of "
+                "its run directory, or the certificate that it was started with."
             ) from None
         if "wrong version number" in text.lower():
-            raise Refused(
-                f"What listens at {address} does not encrypt, but a certificate was given: leave --cert away."
-            ) from None
+            raise Refused(f"The center at {address} does not encrypt, but a certificate was given: omit --cert.") from None
         hint = " If it encrypts, give its certificate: --cert FILE." if "Socket closed" in text and not encrypts else ""
         raise TransportError(f"The center at {address} cannot be reached: {_first_line(text)}.{hint}") from None
 

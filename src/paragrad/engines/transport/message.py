@@ -1,4 +1,4 @@
-"""What crosses the network: a head of plain JSON, and vectors whose lengths it declares before the first byte is sent."""
+"""The wire format: a header of plain JSON, and vectors whose lengths it declares before the first byte is sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from paragrad.errors import ParagradError
 
 PROTOCOL = 3
-"""Of the messages; both sides must speak the same."""
+"""Version of the messages, which must be the same on both sides."""
 CHUNK = 1 << 20
-"""Bytes of a vector that travel in one piece, at most."""
+"""Largest number of bytes of a vector in one piece."""
 HEAD = 1 << 20
-"""Bytes of a head, at most."""
+"""Largest number of bytes of a header."""
 
 Vectors: TypeAlias = Mapping[str, torch.Tensor]
 """Contiguous 1-D tensors in main memory, by name."""
@@ -32,54 +32,54 @@ DTYPES = {
     "int8": torch.int8,
     "uint8": torch.uint8,
 }
-"""What a vector may be made of, by its name on the wire."""
+"""Types of vectors by their names on the wire."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TransportError(ParagradError, ConnectionError):
-    """The other side cannot be reached, or the connection broke: the same may be tried again."""
+    """The other side cannot be reached, or the connection broke; another attempt may succeed."""
 
 
 class Refused(ParagradError):
-    """The other side has heard, and will not: trying again is of no use."""
+    """The other side rejects the request; trying again is of no use."""
 
 
 class Malformed(Refused):
-    """A message that is not what it must be."""
+    """A message does not have the required form."""
 
 
-def encode(head: Mapping[str, Any]) -> bytes:
-    """A head as bytes."""
-    return json.dumps(head, separators=(",", ":")).encode()
+def encode(header: Mapping[str, Any]) -> bytes:
+    """Return a header as bytes."""
+    return json.dumps(header, separators=(",", ":")).encode()
 
 
 def decode(data: Any) -> dict[str, Any]:
-    """The inverse; raises where it is no head."""
+    """Return the header that was encoded; raise ``Malformed`` if it is none."""
     if data is None:
-        raise Malformed("A message has no head.")
+        raise Malformed("A message has no header.")
     raw = memoryview(data)
     if raw.nbytes > HEAD:
-        raise Malformed(f"A head of {raw.nbytes:,} bytes, but one has at most {HEAD:,}.")
+        raise Malformed(f"A header has {raw.nbytes:,} bytes, but at most {HEAD:,} are allowed.")
     try:
-        head = json.loads(bytes(raw))
+        header = json.loads(bytes(raw))
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"A head is not JSON: {error}.") from None
-    if not isinstance(head, dict):
-        raise Malformed("A head is not a JSON object.")
-    return head
+        raise Malformed(f"A header is not JSON: {error}.") from None
+    if not isinstance(header, dict):
+        raise Malformed("A header is not a JSON object.")
+    return header
 
 
 def declare(vectors: Vectors) -> list[list[Any]]:
-    """What a head says of the vectors that follow it: name, type and length of each, in their order."""
+    """Return the declaration of vectors for a header: name, type and length of each, in order."""
     return [[name, NAMES[vector.dtype], vector.numel()] for name, vector in vectors.items()]
 
 
-def declared(head: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, int]]:
-    """The inverse; raises where it says nothing that could be."""
+def declared(header: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, int]]:
+    """Return type and length of each vector that a header declares; raise ``Malformed`` if the declaration is invalid."""
     found: dict[str, tuple[torch.dtype, int]] = {}
-    entries = head.get("vectors", [])
+    entries = header.get("vectors", [])
     if not isinstance(entries, list):
-        raise Malformed("The vectors of a message are no list.")
+        raise Malformed("The vectors of a message are not a list.")
     for entry in entries:
         match entry:
             case [str(name), str(dtype), int(length)] if dtype in DTYPES and type(length) is int and name not in found:
@@ -91,15 +91,15 @@ def declared(head: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, int]]:
     return found
 
 
-def expect(head: Mapping[str, Any], into: Vectors) -> None:
-    """Raise, before a byte is read, unless the vectors that are announced are those that there is room for."""
-    found = declared(head)
+def expect(header: Mapping[str, Any], into: Vectors) -> None:
+    """Raise ``Malformed``, before a byte is read, unless a header declares exactly the vectors of ``into``."""
+    found = declared(header)
     for name, vector in into.items():
         dtype, length = found.pop(name, (None, 0))
         if dtype is not vector.dtype or length != vector.numel():
-            said = "nothing" if dtype is None else f"{length:,} values of {NAMES[dtype]}"
+            given = "nothing" if dtype is None else f"{length:,} values of {NAMES[dtype]}"
             raise Malformed(
-                f"{said} for {name!r}, but {vector.numel():,} values of {NAMES[vector.dtype]} are needed. Every worker must "
+                f"{given} for {name!r}, but {vector.numel():,} values of {NAMES[vector.dtype]} are needed. Every worker must "
                 "build the same model."
             )
     if found:
@@ -107,10 +107,5 @@ def expect(head: Mapping[str, Any], into: Vectors) -> None:
 
 
 def raw(vector: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a vector, in place."""
+    """Return the bytes of a vector, in place."""
     return vector.detach().view(torch.uint8).numpy() if vector.numel() else np.empty(0, dtype=np.uint8)
-
-
-def weight(vectors: Vectors) -> int:
-    """Return the number of bytes of vectors."""
-    return sum(vector.numel() * vector.element_size() for vector in vectors.values())

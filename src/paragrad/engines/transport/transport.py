@@ -1,7 +1,7 @@
-"""What a transport is: how a service listens, and how others reach it. Arrow Flight is one; MPI can be another.
+"""The interface of a transport: how a service listens, and how clients reach it. Arrow Flight is one; MPI can be another.
 
-The center sleeps on descriptors. A service is called in threads of its transport and writes into the center's pipe, so a
-transport without descriptors of its own needs no more than a thread that makes progress.
+The center waits on file descriptors. A service is called in threads of its transport and writes into the center's pipe. So a
+transport without file descriptors needs only a thread that makes progress.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Header = dict[str, Any]
 
 
 class Request(Protocol):
-    """How a service answers one exchange."""
+    """One exchange, on the side of the service."""
 
     def begin(self, header: Header) -> Vectors:
-        """Return where to put the vectors that follow a header; raise ``Refused`` where they are not wanted."""
+        """Return the memory for the vectors that follow a header; raise ``Refused`` if the service rejects them."""
 
     def filling(self) -> AbstractContextManager[None]:
-        """Guard every piece that is put there; raises where it is no longer wanted."""
+        """Guard the writing of one piece into that memory; raise ``Refused`` if the exchange is obsolete."""
 
     def finish(self, header: Header) -> tuple[Header, Vectors]:
-        """Return the answer, once all vectors are there. May block."""
+        """Return the answer, once all vectors have arrived. May block."""
 
 
 class Service(Protocol):
-    """What listens: the center, or a shard of it. Its methods are called in threads of the transport."""
+    """The side that listens: the center, or a shard of it. Its methods are called in threads of the transport."""
 
     def ask(self, name: str, header: Header, peer: str) -> Header:
         """Answer a short question."""
@@ -41,7 +41,7 @@ class Service(Protocol):
         """Begin an exchange of vectors."""
 
     def heartbeat(self, header: Header, peer: str) -> Iterator[Header]:
-        """Yield an answer to every heartbeat of a worker; closed when its connection ends."""
+        """Yield an answer to every heartbeat of a worker; the generator is closed when the connection ends."""
 
     def rejected(self, peer: str, why: str) -> None:
         """Count a client that was rejected."""
@@ -52,14 +52,14 @@ class Listener(Protocol):
 
     @property
     def port(self) -> int:
-        """Its port."""
+        """The port that it listens at."""
 
     def close(self, *, within: float = 5.0) -> None:
-        """Close the port. A call whose client neither reads nor hangs up is waited for no longer than this."""
+        """Close the port. Wait at most this many seconds for a call whose client neither reads nor hangs up."""
 
 
 class Channel(Protocol):
-    """A client's connection to a service. Raises ``TransportError`` where another attempt may succeed, else ``Refused``."""
+    """A client's connection to a service. Raises ``TransportError`` if another attempt may succeed, else ``Refused``."""
 
     def ask(self, name: str, header: Mapping[str, Any], *, timeout: float = 10.0) -> Header:
         """Ask a short question."""
@@ -72,27 +72,27 @@ class Channel(Protocol):
         *,
         timeout: float,
     ) -> Header:
-        """Send a header and vectors; return the header that comes back, its vectors read into what ``into`` returns."""
+        """Send a header and vectors; return the header that comes back. Its vectors are read into what ``into`` returns."""
 
     def heartbeat(self, header: Mapping[str, Any], beat: Callable[[], Header | None], heard: Callable[[Header], None]) -> None:
-        """Send every beat and pass on its answer; return when ``beat`` gives None, raise when the connection breaks."""
+        """Send every beat and pass its answer to ``heard``; return when ``beat`` gives None, raise if the connection breaks."""
 
     def close(self) -> None:
-        """Close the connection; whatever is under way in other threads ends."""
+        """Close the connection; calls in flight in other threads end."""
 
 
 class Transport(Protocol):
-    """How services listen and how they are reached."""
+    """Lets services listen, and clients connect to them."""
 
     def listen(self, service: Service, address: str, token: str, certificate: tuple[bytes, bytes] | None = None) -> Listener:
-        """Listen at an address; raise ``TransportError`` where that is not possible."""
+        """Listen at an address; raise ``TransportError`` if that is not possible."""
 
     def connect(self, address: str, token: str, certificate: bytes | None = None, *, hostname: str | None = None) -> Channel:
-        """Prepare a connection; it is made when it is first used."""
+        """Prepare a connection, which is made when it is first used."""
 
 
 def default() -> Transport:
-    """Return the transport over Arrow Flight; raise where its library is missing."""
+    """Return the transport over Arrow Flight; raise ``UsageError`` if its library is missing."""
     try:
         from paragrad.engines.transport.flight import FlightTransport
     except ImportError:
